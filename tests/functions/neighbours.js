@@ -92,7 +92,7 @@ exports.shout = (input) => {
 
 const codeOf = (promise) => promise.then(() => 'done', (error) => `${error.code}: ${error.message}`);
 
-// What operations that wait do to each other, and to timers.
+// Operations that wait beside one another, and beside timers.
 exports.wait = json(async () => {
   const fifos = Array.from({ length: 9 }, () => xpu.fifo());
   // There are more that wait than threads for them.

@@ -218,7 +218,7 @@ fn nodejs_and_c_processes_of_two_units_exchange_messages() {
         exchange((&dpu, from_host), (&host, to_dpu));
         host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
         refused(dpu.say(to_host, b"late"), "was revoked");
-        refused(host.hear(from_dpu, 0), "nobody has written");
+        refused(host.hear(from_dpu, 0), "no process has written");
         host.shut(to_dpu).unwrap();
         refused(host.say(to_dpu, b"x"), "it was closed");
         host.call("die", &[]).unwrap_err();
@@ -238,7 +238,10 @@ fn nodejs_operations_wait_beside_one_another() {
     let closed = "invalid_argument: it was closed";
     assert_eq!(said["outcomes"][0], closed);
     assert_eq!(said["outcomes"].as_array().unwrap().iter().filter(|outcome| **outcome == "done").count(), 8);
-    assert!(said["late"].as_str().unwrap().starts_with("deadline_exceeded: nobody has written"), "{said}");
+    assert!(
+        said["late"].as_str().unwrap().starts_with("deadline_exceeded: no process has written"),
+        "{said}"
+    );
     assert_eq!(said["late"], said["full"]);
     assert_eq!(said["read"], serde_json::json!([1, true, 1, true, 9000, true]));
     assert_eq!((&said["iterated"], &said["closed"]), (&serde_json::json!(["last"]), &closed.into()));

@@ -1,6 +1,6 @@
 //! Promises of operations that may wait.
 //!
-//! An operation that cannot end at once goes on in a thread of libuv's pool, in attempts of [a tick](Operation::wait):
+//! An operation that cannot end at once continues in a thread of libuv's pool, in attempts of [a tick](WaitingOperation::wait):
 //! so a few threads serve all operations that wait, and those of the file system come in between. Between two attempts
 //! it is on the main thread, where an object that was closed ends it.
 
@@ -11,11 +11,11 @@ use napi_sys::{napi_async_work, napi_callback_info, napi_deferred, napi_env, nap
 use sublet_proto::{Code, Error};
 
 use crate::values::{arguments, buffer, copied_bytes, error_of, text, text_of, throw_error, undefined};
-use crate::xpu::{self, Operation};
+use crate::xpu::{self, WaitingOperation};
 
 /// An operation in a pool's thread, and the promise of its outcome.
 struct Task {
-    operation: Operation,
+    operation: WaitingOperation,
     deferred: napi_deferred,
     work: napi_async_work,
     has_ended: bool,
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn wait(env: napi_env, info: napi_callback_info) ->
     unsafe {
         let [request, bytes] = arguments(env, info);
         let bytes = copied_bytes(env, bytes).unwrap_or_default();
-        let mut operation = match Operation::begin(&text_of(env, request), bytes) {
+        let mut operation = match WaitingOperation::begin(&text_of(env, request), bytes) {
             Ok(operation) => operation,
             Err(error) => return throw_error(env, &error),
         };
@@ -118,7 +118,7 @@ unsafe extern "C" fn complete(env: napi_env, _: napi_status, task: *mut c_void) 
 ///
 /// # Safety
 /// On Node.js's main thread, with a promise that was not settled.
-unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: Operation) {
+unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: WaitingOperation) {
     // SAFETY: as this function's; the array has two places.
     unsafe {
         match operation.end() {

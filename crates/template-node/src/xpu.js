@@ -1,7 +1,8 @@
 // FIFOs between worker processes, rights to them, and executors on other processing units: `xpu` of `@sublet/sublet`.
 //
 // The worker's process is a global process, whose id contains its processing unit. Ids are BigInts, and units numbers.
-// What may wait returns a promise, and takes `timeoutMs`: without it, it waits without limit, and 0 does not wait.
+// A function that may wait returns a promise, and takes `timeoutMs`: without it, it waits without limit, and 0 does not
+// wait.
 // Errors have a `code`, as 'permission_denied'.
 'use strict';
 // Rights of a process to a FIFO, which can be combined.

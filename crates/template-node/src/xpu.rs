@@ -1,7 +1,7 @@
 //! The XPU interface for functions in JavaScript: this worker process as a global process.
 //!
 //! `xpu.js` is the functions' interface. Its requests are JSON, in which ids are decimal text, because a number of
-//! JavaScript does not hold 64 bits. A request either is answered at once ([`answer`]), or is an [`Operation`] that may
+//! JavaScript does not hold 64 bits. A request either is answered at once ([`answer`]), or is an [`WaitingOperation`] that may
 //! wait.
 //!
 //! Ends of FIFOs, executors and chains have numbers here. An operation has its object to itself: it is taken from the
@@ -31,7 +31,7 @@ thread_local! {
     static OBJECTS: RefCell<Objects> = const { RefCell::new(Objects { last: 0, of: BTreeMap::new() }) };
 }
 
-/// What a number in requests stands for.
+/// An object that requests name by a number.
 enum Object {
     Reader(Reader),
     Writer(Writer),
@@ -99,7 +99,7 @@ struct Patience {
 }
 
 /// An operation in progress.
-pub(crate) struct Operation {
+pub(crate) struct WaitingOperation {
     step: Step,
     /// The message or input.
     bytes: Vec<u8>,
@@ -108,12 +108,12 @@ pub(crate) struct Operation {
     object: Option<Object>,
     /// Whether its call was begun, and is waited for.
     is_begun: bool,
-    outcome: Option<Result<Outcome, Error>>,
+    outcome: Option<Result<OperationResult, Error>>,
 }
 
 /// The result of an operation.
 #[derive(Default)]
-pub(crate) struct Outcome {
+pub(crate) struct OperationResult {
     /// The process that has written a message.
     writer: Option<GlobalId>,
     /// A message or output.
@@ -226,16 +226,16 @@ impl Step {
     }
 }
 
-impl Operation {
+impl WaitingOperation {
     /// Begins an operation, which takes its object.
     ///
     /// # Errors
     /// `invalid_argument` for a request or a timeout that is not valid, and for an object that was closed or is in use.
-    pub(crate) fn begin(request: &str, bytes: Vec<u8>) -> Result<Operation, Error> {
+    pub(crate) fn begin(request: &str, bytes: Vec<u8>) -> Result<WaitingOperation, Error> {
         let (step, Patience { timeout_ms }) = (decode::<Step>(request)?, decode(request)?);
         let until = deadline(timeout_ms)?;
         let object = step.object().map(take).transpose()?;
-        Ok(Operation { step, bytes, until, object, is_begun: false, outcome: None })
+        Ok(WaitingOperation { step, bytes, until, object, is_begun: false, outcome: None })
     }
 
     /// Whether an attempt of it can be made on the main thread, which must not wait.
@@ -267,8 +267,8 @@ impl Operation {
         true
     }
 
-    fn step(&mut self, tick: Instant) -> Result<Outcome, Error> {
-        let Operation { step, bytes, until, object, is_begun, .. } = self;
+    fn step(&mut self, tick: Instant) -> Result<OperationResult, Error> {
+        let WaitingOperation { step, bytes, until, object, is_begun, .. } = self;
         let tick = Some(tick);
         match (step, object.as_mut()) {
             (Step::Connect { name }, _) => made(Object::Writer(process()?.connect(name, tick)?)),
@@ -285,7 +285,7 @@ impl Operation {
             (Step::Read { .. }, Some(Object::Reader(reader))) => read(reader, tick),
             (Step::Write { .. }, Some(Object::Writer(writer))) => {
                 writer.write(bytes.as_slice(), tick)?;
-                Ok(Outcome::default())
+                Ok(OperationResult::default())
             }
             (Step::Call { function, .. }, Some(Object::Executor(executor))) => {
                 if !*is_begun {
@@ -297,7 +297,7 @@ impl Operation {
             }
             (Step::Submit { function, .. }, Some(Object::Executor(executor))) => {
                 executor.submit(function, bytes.as_slice(), tick)?;
-                Ok(Outcome::default())
+                Ok(OperationResult::default())
             }
             (Step::Result { .. }, Some(Object::Executor(executor))) => {
                 executor.wait(tick)?;
@@ -342,7 +342,7 @@ impl Operation {
         }
         match self.outcome {
             Some(outcome) => {
-                let Outcome { writer, bytes, made } = outcome?;
+                let OperationResult { writer, bytes, made } = outcome?;
                 let told = made.map_or_else(|| json!({ "writer": writer.map(text) }), keep);
                 Ok((told, bytes))
             }
@@ -367,22 +367,22 @@ fn deadline(timeout_ms: Option<f64>) -> Result<Option<Instant>, Error> {
     Ok(Instant::now().checked_add(timeout))
 }
 
-fn made(object: Object) -> Result<Outcome, Error> {
-    Ok(Outcome { made: Some(object), ..Outcome::default() })
+fn made(object: Object) -> Result<OperationResult, Error> {
+    Ok(OperationResult { made: Some(object), ..OperationResult::default() })
 }
 
-fn output(bytes: &[u8]) -> Result<Outcome, Error> {
-    Ok(Outcome { bytes: Some(bytes.to_vec()), ..Outcome::default() })
+fn output(bytes: &[u8]) -> Result<OperationResult, Error> {
+    Ok(OperationResult { bytes: Some(bytes.to_vec()), ..OperationResult::default() })
 }
 
 /// Reads a message, however long it is.
-fn read(reader: &mut Reader, tick: Option<Instant>) -> Result<Outcome, Error> {
+fn read(reader: &mut Reader, tick: Option<Instant>) -> Result<OperationResult, Error> {
     let mut bytes = vec![0; SHORT_BYTES];
     loop {
         match reader.read(bytes.as_mut_slice(), tick) {
             Ok((len, writer)) => {
                 bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
-                return Ok(Outcome { writer: Some(writer), bytes: Some(bytes), made: None });
+                return Ok(OperationResult { writer: Some(writer), bytes: Some(bytes), made: None });
             }
             Err(Unread::TooLong(len)) => {
                 let len = usize::try_from(len).map_err(|_| invalid(format!("a message of {len} bytes")))?;

@@ -161,7 +161,7 @@ impl NatsStore {
 
     fn damaged(&self, report: &AuditReport) -> Error {
         let message = format!(
-            "the store on {} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on without \
+            "the store on {} has lost records: {}. `sublet store check` lists all of them, `sublet store repair` continues without \
              them; or restore its streams",
             self.link.servers(),
             listed(&report.lost)

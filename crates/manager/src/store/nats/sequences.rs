@@ -79,7 +79,7 @@ impl ReachedSequences {
         }
         let message = format!(
             "the servers of the store have lost messages that they had acknowledged, or an older copy of them: {}. Restore \
-             the streams; or remove {} to go on with what is there",
+             the streams; or remove {} to continue with what is there",
             short.join(", "),
             self.file.display()
         );
