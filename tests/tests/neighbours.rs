@@ -242,7 +242,10 @@ fn nodejs_operations_wait_beside_one_another() {
         said["late"].as_str().unwrap().starts_with("deadline_exceeded: no process has written"),
         "{said}"
     );
-    assert_eq!(said["late"], said["full"]);
+    assert!(
+        said["full"].as_str().unwrap().starts_with("deadline_exceeded: no process has written"),
+        "{said}"
+    );
     assert_eq!(said["read"], serde_json::json!([1, true, 1, true, 9000, true]));
     assert_eq!((&said["iterated"], &said["closed"]), (&serde_json::json!(["last"]), &closed.into()));
     assert!(said["file"] == true && said["timers"] == true, "{said}");
@@ -269,11 +272,15 @@ fn nodejs_executes_functions_and_programs_on_another_unit() {
         let words = format!("{program}\0news\0one\0");
         [&[dpu, news, WRITE].map(u64::to_le_bytes).concat(), words.as_bytes()].concat()
     };
+    wait_until("the executor's core is free again", || match host.call("spawn", &input("nothing.js")) {
+        Err(error) if error.message.contains("nothing.js") => true,
+        Err(error) if error.message.contains("cores with") => false,
+        spawned => panic!("{spawned:?}"),
+    });
     let child = u64::from_le_bytes(host.call("spawn", &input("child.js")).unwrap().try_into().unwrap());
     let (from, said) = host.hear(fd, 20_000).unwrap();
     assert_eq!((from, from >> 32), (child, dpu));
     assert_eq!(String::from_utf8(said).unwrap(), format!("{child} [\"one\"] red COLOUR"));
-    refused(host.call("spawn", &input("nothing.js")), "nothing.js");
 }
 
 #[test]
