@@ -452,8 +452,25 @@ fn choose(
             let pool: String = value.extract()?;
             allocation.pool(pool.parse().map_err(|error: Error| raised(py, &error))?)
         }
+        "variables" => each_pair(value, allocation, Allocation::variable)?,
+        "secrets" => each_pair(value, allocation, Allocation::secret)?,
+        "folders" => value.extract::<Vec<String>>()?.into_iter().fold(allocation, Allocation::folder),
+        "temporary_bytes" => allocation.temporary_bytes(number(py, name, value)?),
         _ => return Err(invalid(py, format!("a lease has no option {name}"))),
     })
+}
+
+/// Adds each pair of a dict of texts to an allocation.
+fn each_pair(
+    pairs: &Bound<'_, PyAny>,
+    allocation: Allocation,
+    add: fn(Allocation, String, String) -> Allocation,
+) -> PyResult<Allocation> {
+    let mut allocation = allocation;
+    for (name, value) in pairs.cast::<PyDict>()? {
+        allocation = add(allocation, name.extract()?, value.extract()?);
+    }
+    Ok(allocation)
 }
 
 /// Calls a function of the program with a step of a start. An exception of it is printed, as for other callbacks.

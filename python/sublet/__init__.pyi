@@ -109,6 +109,9 @@ class _ExecutorOptions(_MoreOptions, total=False):
     environment: Environment | str | Mapping[str, str] | None
     requirements: Iterable[str] | _Path | None
     env: Mapping[str, str] | None
+    secrets: Iterable[str] | Mapping[str, str] | None
+    folders: Iterable[str] | None
+    temporary: int | str | None
     progress: Callable[[str], object] | None
     start_timeout: float | None
     share_arrays: bool
@@ -154,6 +157,9 @@ class Client:
         environment: Environment | str | Mapping[str, str] | None = None,
         requirements: Iterable[str] | _Path | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Iterable[str] | Mapping[str, str] | None = None,
+        folders: Iterable[str] | None = None,
+        temporary: int | str | None = None,
         progress: Callable[[str], object] | None = None,
         start_timeout: float | None = None,
         initializer: Callable[..., object] | None = None,

@@ -18,7 +18,7 @@ from ._memory import as_bytes_like
 from ._pickling import pickle_arguments, pickle_function
 
 # Version of the messages, which changes with any of the following.
-VERSION = 3
+VERSION = 4
 # Kinds of requests.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # Kinds of replies; PRINTED is added if the last part has the printed and logged output.
@@ -55,17 +55,14 @@ def digest(definition):
 class Functions:
     """Functions of one lease, with their names on the worker and the sizes of their results."""
 
-    def __init__(self, environment=None, initializer=None, initargs=()):
+    def __init__(self, initializer=None, initargs=()):
         #: Reader of replies, which the lease sets before the first call.
         self.origin = OWN
         self._known = {}
         self._named = {}
         if initializer is not None and not callable(initializer):
             raise TypeError(f"the initializer {initializer!r} cannot be called")
-        said = {
-            "log_level": logging.getLogger().getEffectiveLevel(),
-            "environment": dict(environment or {}),
-        }
+        said = {"log_level": logging.getLogger().getEffectiveLevel()}
         if initializer is not None:
             said.update(initializer=initializer, initargs=tuple(initargs))
         self._session = Session(said)

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Mapping
 
 from . import _application, _environment, _errors, _kept, _native, _package, _process
 from ._bill import Bill
@@ -67,6 +68,9 @@ class Client:
         environment=None,
         requirements=None,
         env=None,
+        secrets=None,
+        folders=None,
+        temporary=None,
         progress=None,
         start_timeout=None,
         initializer=None,
@@ -95,7 +99,12 @@ class Client:
                 taken for `env`.
             requirements: Distributions that the functions import, as `["numpy>=2"]`, or the path of a requirements or lock file: short for
                 `environment=Environment(requirements)`.
-            env: Environment variables for the functions.
+            env: Environment variables for the functions, as a dict of texts. They take precedence over those of the package.
+            secrets: Names of secrets of this tenant that the functions get as environment variables of the same names, as `["DB_KEY"]`; or
+                a dict of variables and names of secrets. `sublet secret set` stores a secret.
+            folders: Names of folders that nodes lend. Functions see them as `/folders/NAME`.
+            temporary: Size of the temporary files of each worker in `/tmp`, in bytes or as `"256MiB"`. They are part of its memory. By
+                default 64 MiB.
             progress: Function that is called with each step of the start, as `"downloaded numpy, 1 of 3"`. By default steps are shown on a
                 terminal.
             start_timeout: Maximum time of a worker's start, in seconds, with the installation of its environment and its imports. Without it a
@@ -112,7 +121,7 @@ class Client:
         """
         _process.check()
         environment, variables = _environment.chosen(environment, requirements)
-        functions = Functions({**(variables or {}), **(env or {})}, initializer, initargs)
+        functions = Functions(initializer, initargs)
         # Workers on another machine have copies of all shared memory, in the memory of their lease.
         is_shared = package is None or _package.is_path(package) if share_arrays is None else share_arrays
         is_near = is_shared and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
@@ -120,6 +129,7 @@ class Client:
         options = dict(more, cores=cores, timeout=timeout, wait=wait, policy=policy, start_timeout=start_timeout)
         if memory is not None:
             options["memory_bytes"] = bytes_of(memory)
+        options.update(_needs({**(variables or {}), **(env or {})}, secrets, folders, temporary))
         if package is None:
             imports = leased = tuple(_package.checked_imports(imports))
             self._allocate_own(invoker, imports, path, environment, progress, options)
@@ -256,6 +266,28 @@ class Client:
 
     def __repr__(self):
         return "<sublet client>"
+
+
+def _needs(variables, secrets, folders, temporary):
+    """Returns the options of a lease for variables, secrets, folders and temporary space, without those that are not set."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise _errors.InvalidArgument(f"the environment variable {name!r} is not set to text: write env={{{str(name)!r}: '...'}}")
+    if secrets is not None and not isinstance(secrets, Mapping):
+        secrets = {name: name for name in _names("secrets", secrets)}
+    needs = {
+        "variables": variables or None,
+        "secrets": dict(secrets) if secrets else None,
+        "folders": _names("folders", folders) if folders else None,
+        "temporary_bytes": None if temporary is None else bytes_of(temporary),
+    }
+    return {name: value for name, value in needs.items() if value is not None}
+
+
+def _names(what, names):
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise _errors.InvalidArgument(f"{what}={names!r} is not a list of names: write {what}=['name']")
+    return list(names)
 
 
 def _allocate(invoker, package, options, progress):

@@ -2,6 +2,7 @@
 
 pub(crate) mod background_task;
 pub(crate) mod cache;
+pub(crate) mod folders;
 pub(crate) mod images;
 pub(crate) mod kernels;
 pub(crate) mod logs;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cache::NodeCache;
+use folders::LentFolders;
 use images::Images;
 use kernels::KernelPackages;
 use logs::Logs;
@@ -32,6 +34,8 @@ pub(crate) struct ExecutionMeans {
     pub(crate) container_runtime: Option<PathBuf>,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
+    /// Folders of the operator that functions can use.
+    pub(crate) folders: LentFolders,
     pub(crate) packages: Arc<NodePackages>,
     /// Images that the agent has built from packages of kernels.
     pub(crate) kernels: Arc<KernelPackages>,

@@ -54,6 +54,7 @@ use tracing::warn;
 
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
+use crate::execution::folders::LentFolders;
 use crate::execution::images::Images;
 use crate::execution::kernels::KernelPackages;
 use crate::execution::logs::Logs;
@@ -77,6 +78,7 @@ use crate::shim::Shim;
 use crate::shim::link::ShimLinks;
 use crate::signal::Signal;
 
+pub use crate::execution::folders::{FolderOptions, FolderUse};
 pub use crate::execution::logs::{LOGS, read_log};
 pub use crate::execution::runtimes::{Python, WarmInterpreters};
 pub use crate::leases::book;
@@ -110,6 +112,10 @@ pub struct AgentOptions {
     pub spawner: PathBuf,
     /// Whether functions that ask for it may use this machine's network.
     pub lend_network: bool,
+    /// Folders that functions can use if their lease names them.
+    pub folders: Vec<FolderOptions>,
+    /// Largest size of the temporary files of a worker process, in bytes. By default the memory of its lease.
+    pub temporary_bytes: Option<u64>,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
     /// Interpreters to keep warm for sandboxes.
@@ -262,6 +268,7 @@ fn node(
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
     let packages =
         Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
+    let folders = LentFolders::open(&options.folders, &state.path)?;
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -280,6 +287,8 @@ fn node(
         neighbours: options.neighbours.clone(),
         model: capacity::processor_model(),
         device_units: looking.found(),
+        folders: folders.described(),
+        temporary_bytes: options.temporary_bytes.unwrap_or_default(),
         no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
     };
     let instance = new_instance()?;
@@ -294,6 +303,7 @@ fn node(
         sandboxes,
         container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
         lends_network: options.lend_network,
+        folders,
         packages,
         kernels: Arc::new(kernels),
         images,

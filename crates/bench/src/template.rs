@@ -149,6 +149,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Te
         program: SandboxProgram::Outside(script.to_owned()),
         args: Vec::new(),
         env: Vec::new(),
+        lent_folders: Vec::new(),
         folder: None,
         control: OwnedFd::from(inside),
         log: None,

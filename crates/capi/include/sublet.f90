@@ -244,6 +244,10 @@ module sublet
         type(c_ptr) :: fabric
         type(c_ptr) :: interface
         type(c_ptr) :: pool
+        type(c_ptr) :: variables = c_null_ptr
+        type(c_ptr) :: secrets = c_null_ptr
+        type(c_ptr) :: folders = c_null_ptr
+        integer(c_int64_t) :: temporary_bytes = 0
     end type
 
     type, bind(c) :: c_lease

@@ -190,9 +190,16 @@ typedef struct sublet_allocation {
                                 the routing table's choice */
     const char *pool;        /* use only nodes of this pool: "compute", "memory" or "balanced"; NULL: prefer the pool
                                 that fits the lease's memory */
+    const char *const *variables; /* environment variables of functions, as "NAME=VALUE", and a NULL after the last; NULL:
+                                none */
+    const char *const *secrets; /* secrets of the tenant that functions get as environment variables, as "NAME" or
+                                "VARIABLE=NAME", and a NULL after the last; NULL: none */
+    const char *const *folders; /* names of folders that nodes lend, which functions see as /folders/NAME, and a NULL
+                                after the last; NULL: none */
+    uint64_t temporary_bytes; /* size of the temporary files of each worker process, part of its memory; 0: 64 MiB */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 120, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 152, "the library is built for 64-bit machines");
 
 /* Returns a request for one core for the functions of a package, with the defaults given last above. The structure keeps
  * the pointer to the string. */
@@ -216,6 +223,10 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.fabric = NULL;
     allocation.interface = NULL;
     allocation.pool = NULL;
+    allocation.variables = NULL;
+    allocation.secrets = NULL;
+    allocation.folders = NULL;
+    allocation.temporary_bytes = 0;
     return allocation;
 }
 

@@ -76,6 +76,15 @@ std::uint64_t nanoseconds_of(std::chrono::duration<Rep, Period> time) {
 // Returns a null pointer for an empty string, which means an absent option.
 inline const char *text_or_null(const std::string &text) noexcept { return text.empty() ? nullptr : text.c_str(); }
 
+// Returns the pointers of a list of texts, and a null pointer after the last.
+inline std::vector<const char *> list_of(const std::vector<std::string> &texts) {
+    std::vector<const char *> list;
+    list.reserve(texts.size() + 1);
+    for (const std::string &text : texts) list.push_back(text.c_str());
+    list.push_back(nullptr);
+    return list;
+}
+
 // Element type of a contiguous container or array.
 template <typename Container>
 using element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
@@ -135,6 +144,10 @@ struct allocation {
     std::string fabric;     // fabric for calls, as "shm" or "tcp"; empty: from the environment, or the best
     std::string interface;  // network interface for other machines; empty: from the environment, or any
     std::string pool;       // use only nodes of this pool: "compute", "memory" or "balanced"; empty: any
+    std::vector<std::string> variables;  // environment variables of functions, as "NAME=VALUE"
+    std::vector<std::string> secrets;    // secrets that functions get as variables, as "NAME" or "VARIABLE=NAME"
+    std::vector<std::string> folders;    // folders that nodes lend, which functions see as /folders/NAME
+    std::uint64_t temporary_bytes = defaults().temporary_bytes;  // temporary files of each worker process; 0: 64 MiB
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
@@ -452,6 +465,13 @@ public:
         request.fabric = detail::text_or_null(wanted.fabric);
         request.interface = detail::text_or_null(wanted.interface);
         request.pool = detail::text_or_null(wanted.pool);
+        const auto variables = detail::list_of(wanted.variables);
+        const auto secrets = detail::list_of(wanted.secrets);
+        const auto folders = detail::list_of(wanted.folders);
+        request.variables = variables.data();
+        request.secrets = secrets.data();
+        request.folders = folders.data();
+        request.temporary_bytes = wanted.temporary_bytes;
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 

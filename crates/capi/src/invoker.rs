@@ -48,6 +48,10 @@ pub struct sublet_allocation {
     fabric: *const c_char,
     interface: *const c_char,
     pool: *const c_char,
+    variables: *const *const c_char,
+    secrets: *const *const c_char,
+    folders: *const *const c_char,
+    temporary_bytes: u64,
 }
 
 /// `struct sublet_lease`.
@@ -108,7 +112,7 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 120);
+const _: () = assert!(size_of::<sublet_allocation>() == 152);
 const _: () = assert!(size_of::<sublet_lease>() == 72);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
@@ -240,7 +244,54 @@ impl sublet_allocation {
         if let Some(pool) = pool {
             allocation = allocation.pool(pool.parse()?);
         }
+        // SAFETY: as the caller vouches.
+        let allocation = unsafe { self.with_needs(allocation) }?;
         Ok(if self.shared != 0 { allocation.shared() } else { allocation })
+    }
+
+    /// Adds variables, secrets, folders and temporary space.
+    ///
+    /// # Safety
+    /// The lists are null, or end with a null pointer, and their strings are the caller's.
+    unsafe fn with_needs(&self, mut allocation: Allocation) -> Result<Allocation, Error> {
+        // SAFETY: as the caller vouches.
+        for variable in unsafe { texts(self.variables, "allocation.variables") }? {
+            // The value may be private: the message has no part of it.
+            let (name, value) = variable
+                .split_once('=')
+                .ok_or_else(|| invalid("an item of allocation.variables is not NAME=VALUE".to_owned()))?;
+            allocation = allocation.variable(name, value);
+        }
+        // SAFETY: as above.
+        for text in unsafe { texts(self.secrets, "allocation.secrets") }? {
+            let (variable, secret) = text.split_once('=').unwrap_or((text, text));
+            allocation = allocation.secret(variable, secret);
+        }
+        // SAFETY: as above.
+        for folder in unsafe { texts(self.folders, "allocation.folders") }? {
+            allocation = allocation.folder(folder);
+        }
+        Ok(allocation.temporary_bytes(self.temporary_bytes))
+    }
+}
+
+/// The strings of a list that ends with a null pointer; none if the list is null.
+///
+/// # Safety
+/// The list is null, or its items up to the null pointer are the caller's strings.
+unsafe fn texts<'list>(list: *const *const c_char, what: &str) -> Result<Vec<&'list str>, Error> {
+    let mut found = Vec::new();
+    if list.is_null() {
+        return Ok(found);
+    }
+    loop {
+        // SAFETY: the list has an item here, since none before it was null.
+        let item = unsafe { list.add(found.len()).read() };
+        if item.is_null() {
+            return Ok(found);
+        }
+        // SAFETY: not null, so it is the caller's string.
+        found.push(unsafe { text(item, what) }?);
     }
 }
 

@@ -28,6 +28,7 @@ mod ps;
 mod pus;
 mod runs;
 mod sandbox;
+mod secret;
 mod settings;
 mod store;
 mod tenant;
@@ -63,6 +64,7 @@ Examples:
   sublet pus                                     show processing units: processors, devices, prices, neighbours
   sublet logs LEASE                              show the output of a lease's functions
   sublet bill                                    show usage and costs
+  sublet secret set DB_KEY < file                store a value that functions get as an environment variable
   sublet graph show app.json                     draw an application of several components
   sublet fabrics                                 show the networks that can carry calls on this machine
   sublet doctor                                  show how well its sandboxes isolate
@@ -108,6 +110,7 @@ enum Command {
     Ps(ps::Arguments),
     Pus(pus::Arguments),
     Lease(lease::Arguments),
+    Secret(secret::Arguments),
     Logs(logs::Arguments),
     Bill(bill::Arguments),
     Graph(graph::Arguments),
@@ -233,6 +236,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Pus(arguments) => pus::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),
+        Command::Secret(arguments) => secret::run(&arguments, output),
         Command::Logs(arguments) => logs::run(&arguments, output),
         Command::Bill(arguments) => bill::run(&arguments, output),
         Command::Token(arguments) => token::run(&arguments, output),

@@ -158,6 +158,7 @@ impl Cluster {
             package: self.package.clone(),
             terms: self.terms[self.requests as usize % self.terms.len()],
             locality: self.locality(),
+            needs: Arc::default(),
             wait_ms: 0,
             refusals: Refusals::default(),
         };

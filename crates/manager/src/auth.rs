@@ -36,6 +36,9 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/ListNodes", USERS),
     ("/sublet.v1.Manager/ListManagers", ALL),
     ("/sublet.v1.Manager/Bill", USERS),
+    ("/sublet.v1.Manager/SetSecret", USERS),
+    ("/sublet.v1.Manager/ListSecrets", USERS),
+    ("/sublet.v1.Manager/RemoveSecret", USERS),
     ("/sublet.v1.Manager/DeployGraph", USERS),
     ("/sublet.v1.Manager/FindGraph", USERS),
     ("/sublet.v1.Manager/ListGraphs", USERS),
@@ -58,6 +61,7 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Nodes/Report", AGENTS),
     ("/sublet.v1.Nodes/ConfirmLease", AGENTS),
     ("/sublet.v1.Nodes/LeaseForProcess", AGENTS),
+    ("/sublet.v1.Nodes/FetchSecrets", AGENTS),
     ("/sublet.v1.Nodes/FetchPackage", AGENTS),
 ];
 /// Methods that a manager answers while its disk is too full for it to begin.
@@ -69,6 +73,8 @@ const OF_READ_ONLY: &[&str] = &[
     "/sublet.v1.Manager/ListNodes",
     "/sublet.v1.Manager/ListManagers",
     "/sublet.v1.Manager/Bill",
+    "/sublet.v1.Manager/ListSecrets",
+    "/sublet.v1.Manager/RemoveSecret",
     "/sublet.v1.Manager/FindGraph",
     "/sublet.v1.Manager/ListGraphs",
     "/sublet.v1.Manager/RemoveGraph",

@@ -344,6 +344,7 @@ impl Core {
             choice: lease.choice.to_string(),
             cold_imports: lease.cold_imports.as_deref().cloned(),
             environment: lease.package.environment_of(lease.build).to_owned(),
+            needs: Some(lease.needs.as_ref().clone()).filter(|needs| !needs.is_empty()),
         }
     }
 }

@@ -345,6 +345,7 @@ mod tests {
             functions: vec!["f".into()],
             builds: Vec::new(),
             profiles: Vec::new(),
+            needs: None,
             size_bytes: encoded.len() as u64,
             package: Default::default(),
         };

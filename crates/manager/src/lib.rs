@@ -35,6 +35,7 @@ mod database;
 mod folder;
 mod garbage;
 mod graphs;
+mod key_file;
 mod ledger;
 mod listen;
 mod names;
@@ -44,6 +45,7 @@ mod quotas;
 mod reply;
 mod retention;
 mod runs;
+mod secrets;
 mod service;
 mod shell;
 mod start;
@@ -91,6 +93,7 @@ use crate::peers::Peers;
 use crate::quotas::Quotas;
 use crate::retention::{RetentionParts, Sharing};
 use crate::runs::StoreRuns;
+use crate::secrets::StoreSecrets;
 use crate::service::{Methods, Service, ServiceParts};
 use crate::shell::Shell;
 use crate::store::{NatsOptions, NatsStore, Store};
@@ -250,6 +253,7 @@ impl Manager {
         let opened = blocking(move || open(&options)).await?;
         let OpenedParts { folder, store_managers, database, tokens, shell, certificates, is_read_only } =
             opened;
+        let secrets_file = folder.file(secrets::KEY_FILE);
         let unix = folder::listen(&socket)?;
 
         let scheme = if certificates.is_some() { "https" } else { "http" };
@@ -271,6 +275,7 @@ impl Manager {
             packages: StorePackages::new(database.clone(), shell.clock),
             graphs: Graphs::new(database.clone(), shell.clock),
             runs: StoreRuns::new(database.clone()),
+            secrets: StoreSecrets::new(database.clone(), shell.clock, secrets_file),
             bills: Arc::clone(&bills),
             database: database.clone(),
             store_managers: Arc::clone(&store_managers),

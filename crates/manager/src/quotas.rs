@@ -14,7 +14,7 @@ use sublet_proto::{Code, Error};
 use crate::database::Database;
 use crate::packages::{self, Asker};
 use crate::retention::DAY_MS;
-use crate::store::Store;
+use crate::store::{Store, keys};
 use crate::{graphs, runs};
 
 /// Defaults for tenants without a limit of their own, operators excepted.
@@ -276,6 +276,8 @@ fn measure(store: &dyn Store, tenant: &str) -> Result<StoreUse, Error> {
     let (graph_bytes, graphs) = graphs::measure(store, tenant)?;
     let (run_bytes, runs) = runs::measure(store, tenant)?;
     let bytes = package_bytes.saturating_add(graph_bytes).saturating_add(run_bytes);
+    let secrets = store.size(&format!("{}{tenant}/", keys::SECRET))?;
+    let bytes = bytes.saturating_add(secrets.bytes).saturating_add(secrets.records * RECORD_BYTES);
     Ok(StoreUse { bytes, packages, graphs, runs })
 }
 

@@ -4,6 +4,7 @@
 //! handles it, and answers.
 
 mod manager;
+mod needs;
 mod nodes;
 
 use std::convert::Infallible;
@@ -22,6 +23,7 @@ use crate::graphs::Graphs;
 use crate::packages::StorePackages;
 use crate::quotas::Quotas;
 use crate::runs::StoreRuns;
+use crate::secrets::StoreSecrets;
 use crate::shell::Shell;
 use crate::store_managers::StoreManagers;
 use crate::tenants::StoreTenants;
@@ -40,6 +42,7 @@ pub(crate) struct ServiceParts {
     pub(crate) packages: StorePackages,
     pub(crate) graphs: Graphs,
     pub(crate) runs: StoreRuns,
+    pub(crate) secrets: StoreSecrets,
     pub(crate) bills: Arc<Bills>,
     pub(crate) store_managers: Arc<StoreManagers>,
     pub(crate) uploads: Uploads,

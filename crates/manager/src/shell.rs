@@ -10,6 +10,7 @@ mod neighbours;
 mod nodes;
 mod processes;
 mod reporters;
+pub(crate) mod secrets;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -140,6 +141,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) package: Arc<PackageInfo>,
     pub(crate) terms: LeaseTerms,
     pub(crate) locality: Locality,
+    /// Secrets, folders and temporary space, without variables.
+    pub(crate) needs: Arc<v1::Needs>,
     pub(crate) wait_ms: u64,
     pub(crate) refusals: Refusals,
 }
@@ -275,6 +278,7 @@ impl Shell {
             package: wanted.package,
             terms: wanted.terms,
             locality: wanted.locality,
+            needs: wanted.needs,
             wait_ms: wanted.wait_ms,
             refusals: wanted.refusals,
         };

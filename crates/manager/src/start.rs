@@ -1,20 +1,18 @@
 //! Reads a manager's parts of its store at the start: an epoch of its own, and the secret of tickets.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use sublet_proto::ticket::Signing;
 use sublet_proto::{Code, Error};
 
 use crate::chance;
+use crate::key_file::{self, Key, KeyFile};
 use crate::store::{Store, keys};
 
 /// Starts of a manager that may race for an epoch on one store.
 const EPOCH_ATTEMPTS: u32 = 16;
-const SEED_BYTES: usize = 32;
+/// Name of the key in errors.
+const WHAT: &str = "the key of tickets";
 
 /// A number that no other start of a manager on this store has or had.
 pub(crate) fn next_epoch(store: &mut dyn Store) -> Result<u64, Error> {
@@ -46,29 +44,24 @@ pub(crate) fn unwritten_epoch(store: &dyn Store) -> Result<u64, Error> {
 /// for a store without tokens and leases only.
 pub(crate) fn signing(store: &mut dyn Store, state: &Path) -> Result<Signing, Error> {
     let file = state.join(SIGNING_FILE);
-    let copy = SeedCopy::read(&file)?;
+    let copy = KeyFile::read(&file, WHAT)?;
     let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value);
     let stored: Option<Seed> = stored.map(|stored| stored_array(keys::SIGNING_SEED, &stored)).transpose()?;
     let seed = match (stored, &copy) {
-        (Some(stored), SeedCopy::Good(copied)) if stored != *copied => return Err(differs(&file)),
+        (Some(stored), KeyFile::Good(copied)) if stored != *copied => return Err(differs(&file)),
         (Some(stored), _) => stored,
-        (None, SeedCopy::Good(copied)) => {
+        (None, KeyFile::Good(copied)) => {
             tracing::warn!(file = %file.display(), "the store has no key of tickets: it gets that of the state folder");
             share(store, *copied)?
         }
         (None, _) if is_in_use(store)? => return Err(lost(&file)),
         (None, _) => share(store, chance::secret()?)?,
     };
-    if copy != SeedCopy::Good(seed) {
-        if copy == SeedCopy::Damaged {
+    if copy != KeyFile::Good(seed) {
+        if copy == KeyFile::Damaged {
             tracing::warn!(file = %file.display(), "the copy of the key of tickets is damaged, and written anew");
         }
-        write_copy(&file, &seed).map_err(|error| {
-            Error::new(
-                Code::System,
-                format!("cannot write the key of tickets to {}: {error}", file.display()),
-            )
-        })?;
+        key_file::write(&file, &seed, WHAT)?;
     }
     Ok(Signing::from_seed(&seed))
 }
@@ -76,50 +69,13 @@ pub(crate) fn signing(store: &mut dyn Store, state: &Path) -> Result<Signing, Er
 /// Name of the state folder's copy of the secret from which the key of tickets is made.
 pub(crate) const SIGNING_FILE: &str = "signing.key";
 
-type Seed = [u8; SEED_BYTES];
-
-/// The state folder's copy: the seed, and the SHA-256 of it.
-#[derive(Debug, PartialEq, Eq)]
-enum SeedCopy {
-    Missing,
-    Damaged,
-    Good(Seed),
-}
-
-impl SeedCopy {
-    fn read(file: &Path) -> Result<SeedCopy, Error> {
-        let bytes = match fs::read(file) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SeedCopy::Missing),
-            Err(error) => {
-                let message = format!("cannot read the key of tickets in {}: {error}", file.display());
-                return Err(Error::new(Code::System, message));
-            }
-        };
-        let Some((seed, sum)) = bytes.split_first_chunk::<SEED_BYTES>() else { return Ok(SeedCopy::Damaged) };
-        Ok(if Sha256::digest(seed).as_slice() == sum { SeedCopy::Good(*seed) } else { SeedCopy::Damaged })
-    }
-}
+type Seed = Key;
 
 /// Puts a seed into a store that has none, and returns the stored one, which may be another manager's.
 fn share(store: &mut dyn Store, seed: Seed) -> Result<Seed, Error> {
     store.compare_and_swap(keys::SIGNING_SEED, 0, &seed)?;
     let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value).unwrap_or_default();
     stored_array(keys::SIGNING_SEED, &stored)
-}
-
-/// Whole or not at all, and for this user alone from the first byte on.
-fn write_copy(file: &Path, seed: &Seed) -> io::Result<()> {
-    let new = file.with_extension("key-new");
-    if new.exists() {
-        fs::remove_file(&new)?;
-    }
-    let mut open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    open.write_all(seed)?;
-    open.write_all(&Sha256::digest(seed))?;
-    open.sync_all()?;
-    fs::rename(&new, file)?;
-    file.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
 /// Tells whether tokens or leases rely on the key of this store.
@@ -149,7 +105,7 @@ fn lost(file: &Path) -> Error {
 /// Makes a new key for a store that has lost its own.
 pub(crate) fn replace_signing(store: &mut dyn Store, state: &Path) -> Result<(), Error> {
     if store.get(keys::SIGNING_SEED)?.is_some()
-        || matches!(SeedCopy::read(&state.join(SIGNING_FILE))?, SeedCopy::Good(_))
+        || matches!(KeyFile::read(&state.join(SIGNING_FILE), WHAT)?, KeyFile::Good(_))
     {
         let message = "the key of tickets is not lost: the store or the state folder has it";
         return Err(Error::new(Code::InvalidArgument, message));
@@ -165,7 +121,12 @@ fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Erro
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use sha2::{Digest, Sha256};
+
     use super::*;
+    use crate::key_file::KEY_BYTES;
     use crate::store::{Batch, SqliteStore};
 
     #[test]
@@ -226,8 +187,8 @@ mod tests {
         replace_signing(&mut store, folder.path()).unwrap();
         assert_ne!(signing(&mut store, folder.path()).unwrap().verifying_key(), key);
         assert_eq!(replace_signing(&mut store, folder.path()).unwrap_err().code, Code::InvalidArgument);
-        let mut other = [9; SEED_BYTES].to_vec();
-        other.extend(Sha256::digest([9; SEED_BYTES]));
+        let mut other = [9; KEY_BYTES].to_vec();
+        other.extend(Sha256::digest([9; KEY_BYTES]));
         fs::write(&file, other).unwrap();
         let error = signing(&mut store, folder.path()).err().unwrap();
         assert!(error.message.contains("altered"), "{error}");

@@ -42,6 +42,10 @@ pub mod keys {
     pub const EPOCH: &str = "manager/epoch";
     /// The secret from which the key of tickets is made: 32 bytes.
     pub const SIGNING_SEED: &str = "manager/signing-seed";
+    /// Hash by which managers recognize the key of secrets, which is not in the store.
+    pub const SECRETS_KEY: &str = "manager/secrets-key";
+    /// Before a tenant's name, `/` and a secret's: the encoded `SecretRecord`.
+    pub const SECRET: &str = "secret/";
     /// Before a lease's identifier: the encoded `Lease`. Identifiers sort by the time of the grant.
     pub const LEASE: &str = "lease/";
     /// Before a minute, `/` and a lease's identifier: the lease's usage in that minute of the ledger.

@@ -3,7 +3,7 @@
 //!
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. The modules
 //! define the rules that a schema cannot express. They cover what makes a package valid ([`package`]) or an application
-//! of several components ([`graph`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
+//! of several components ([`graph`]), what functions need beside it ([`needs`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
 //! ([`network`]), and what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors
 //! ([`Code`]), and how untrusted text is shown ([`text`]).
 //!
@@ -19,6 +19,7 @@
 mod code;
 pub mod graph;
 pub mod inbox;
+pub mod needs;
 pub mod network;
 pub mod package;
 pub mod pool;

@@ -28,6 +28,7 @@ pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
+mod manifest_needs;
 pub mod nodejs;
 mod platform;
 mod profile;
@@ -93,6 +94,8 @@ pub struct CheckedPackage {
     pub builds: Vec<PackageBuild>,
     /// The package's profiles.
     pub profiles: Vec<v1::Profile>,
+    /// Needs of its functions; absent if there are none.
+    pub needs: Option<v1::Needs>,
     /// Size of the encoded package.
     pub size_bytes: u64,
     /// The decoded package: its files may be unpacked into an empty folder.
@@ -113,6 +116,7 @@ impl CheckedPackage {
             profiles: self.profiles.clone(),
             owner: String::new(),
             grants: Vec::new(),
+            needs: self.needs.clone(),
         }
     }
 }
@@ -216,8 +220,9 @@ pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let manifest = Manifest::parse(&package.manifest)?;
     let (functions, builds) = read_builds(&manifest, &package.files)?;
     let profiles = manifest.profiles.iter().map(Profile::info).collect();
+    let needs = Some(manifest.needs).filter(|needs| !needs.is_empty());
     let (name, digest) = (manifest.name, digest(encoded));
-    Ok(CheckedPackage { name, digest, functions, builds, profiles, size_bytes, package })
+    Ok(CheckedPackage { name, digest, functions, builds, profiles, needs, size_bytes, package })
 }
 
 /// The names of the functions, which are the first build's, and the builds.

@@ -297,6 +297,27 @@ impl ManagerClient {
         self.connection.ask(terms, request, async |mut stub: Stub<_>, request| stub.bill(request).await)
     }
 
+    /// Stores a secret of the caller's tenant, in place of one of the same name.
+    pub fn set_secret(&self, name: &str, value: String) -> Result<v1::SecretInfo, Error> {
+        let request = v1::SetSecretRequest { name: name.to_owned(), value };
+        self.ask(request, async |mut stub, request| stub.set_secret(request).await)
+    }
+
+    /// Lists the names of the secrets of the caller's tenant.
+    pub fn secrets(&self) -> Result<Vec<v1::SecretInfo>, Error> {
+        pages(|after| {
+            let request = v1::ListSecretsRequest { after };
+            let page = self.ask(request, async |mut stub, request| stub.list_secrets(request).await)?;
+            Ok((page.secrets, page.next))
+        })
+    }
+
+    /// Removes a secret of the caller's tenant.
+    pub fn remove_secret(&self, name: &str) -> Result<v1::SecretInfo, Error> {
+        let request = v1::RemoveSecretRequest { name: name.to_owned() };
+        self.ask(request, async |mut stub, request| stub.remove_secret(request).await)
+    }
+
     /// Stores a graph's document, and points its name at it.
     pub fn deploy_graph(&self, document: Vec<u8>) -> Result<v1::GraphInfo, Error> {
         let request = v1::DeployGraphRequest { document };

@@ -48,6 +48,7 @@ mod slots;
 pub mod spawned;
 pub mod swapping;
 mod threads;
+mod variables;
 
 /// Number of polls of the line between two readings of the clock: large enough that a call seldom waits for the clock,
 /// small enough that the latest reading tells when the call came.

@@ -58,7 +58,7 @@ pub(crate) use names::{USER_NAME, user_entry};
 pub(crate) use output::OutputTarget;
 pub(crate) use plan::CreationPlan;
 pub(crate) use report::{CreationStep, SandboxOrder, SandboxReport};
-pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
+pub(crate) use root::{DRIVER_FOLDERS, FOLDERS_POINT, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
 use seccomp::Filters;
 
 /// Status of a process that did not become the program. It is never read: the process has reported the reason.

@@ -68,6 +68,8 @@ pub const MAX_SANDBOXES: usize = 4096;
 pub const MAX_VECTOR: usize = 32;
 /// Most layers of an image.
 pub const MAX_LAYERS: usize = 128;
+/// Most folders that are lent to a sandbox.
+pub const MAX_LENT_FOLDERS: usize = 16;
 /// Most modules of a template.
 pub const MAX_IMPORTS: usize = 32;
 /// Number of the user that a sandbox sees itself as. Files of an image belong to it, on the disk, too, if the spawner
@@ -79,6 +81,8 @@ pub const FOLDER: &str = "/package";
 pub const ENVIRONMENT: &str = "/environment";
 /// Folder in which a sandbox can write files; a process can write nowhere else.
 pub const SCRATCH: &str = "/tmp";
+/// Folder beneath which a sandbox sees folders that are lent to it.
+pub const LENT_FOLDERS: &str = "/folders";
 /// Folder of named shared memory and semaphores, which the processes of one sandbox share.
 pub const SHARED_MEMORY: &str = "/dev/shm";
 /// A sandbox's [`SHARED_MEMORY`] has the size of its memory divided by this, as Linux has it by default.
@@ -191,6 +195,8 @@ pub struct Spec {
     pub env: Vec<(OsString, OsString)>,
     /// Folder that the sandbox sees, read-only, as [`FOLDER`].
     pub folder: Option<PathBuf>,
+    /// Folders of the host that the sandbox sees beneath [`LENT_FOLDERS`].
+    pub lent_folders: Vec<LentFolder>,
     /// Connection to the outside: the program finds it as descriptor 0.
     pub control: OwnedFd,
     /// File for the output of the program, open for reading and writing; the program does not get it. Without a file
@@ -202,6 +208,26 @@ pub struct Spec {
     pub devices: Devices,
     /// Resources that it may use.
     pub limits: SandboxLimits,
+}
+
+/// A folder of the host that a sandbox sees beneath [`LENT_FOLDERS`], and in which it can execute nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LentFolder {
+    /// Name of the folder in the sandbox: one component of a path.
+    pub name: String,
+    /// The folder on the host.
+    pub path: PathBuf,
+    /// Rights of the sandbox.
+    pub access: FolderAccess,
+}
+
+/// Rights of a sandbox to a folder that is lent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderAccess {
+    /// It can read the files that every user of the host can read.
+    ReadOnly,
+    /// It can write. Its files belong on the disk to [`USER`] if the spawner is root, or else to the spawner's user.
+    Write,
 }
 
 /// Networks that a sandbox can reach. A connected socket that is passed to it works in either case.

@@ -16,14 +16,14 @@ use rustix::net::{
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
-    SandboxAnswer, SandboxExit, SandboxFailure, SandboxIds, SandboxKill, SandboxRequest, SandboxSpec,
-    SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
+    SandboxAnswer, SandboxExit, SandboxFailure, SandboxFolder, SandboxIds, SandboxKill, SandboxRequest,
+    SandboxSpec, SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
 };
 
 use crate::{
-    Devices, IsolationKind, Language, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, NetworkAccess, ProgramEnd,
-    RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram, SandboxState, SandboxStatus, Spec,
-    Template,
+    Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_IMPORTS, MAX_LAYERS, MAX_LENT_FOLDERS,
+    MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
+    SandboxState, SandboxStatus, Spec, Template,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -35,8 +35,8 @@ pub const DELEGATED: u32 = 3;
 /// The copy of a warm language runtime.
 pub const TEMPLATE: u32 = 4;
 /// Most descriptors beside a message: those of a container's layers, of what is shown to a sandbox, and its control
-/// socket. The kernel takes 253.
-const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR;
+/// socket. The kernel allows 253.
+const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR + MAX_LENT_FOLDERS;
 
 /// Sends a message with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -116,7 +116,8 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 /// Encodes a specification for the spawner. Returns also the descriptors that go with it: the control socket, and the
 /// log if the specification has one.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
-    let Spec { kind, program, args, env, folder, control, log, network, devices, limits } = spec;
+    let Spec { kind, program, args, env, folder, lent_folders, control, log, network, devices, limits } =
+        spec;
     let program_inside = matches!(program, SandboxProgram::Inside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let mut template = None;
@@ -160,6 +161,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         template,
         devices: encode_devices(devices),
         has_log: log.is_some(),
+        folders: lent_folders.into_iter().map(encode_folder).collect(),
     };
     (message, std::iter::once(control).chain(log).collect())
 }
@@ -199,6 +201,10 @@ pub(crate) fn decode_spec(
         let (name, value) = (&bytes[..equals], &bytes[equals + 1..]);
         Ok((OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(value).to_owned()))
     });
+    let lent_folders = message.folders.into_iter().map(decode_folder).collect::<Option<Vec<_>>>();
+    let lent_folders = lent_folders.filter(|folders| folders.len() <= MAX_LENT_FOLDERS).ok_or_else(|| {
+        invalid("it has more than 16 lent folders, or one whose name is no name of a folder")
+    })?;
     let program = path(message.program);
     Ok(Spec {
         kind,
@@ -210,6 +216,7 @@ pub(crate) fn decode_spec(
         args: message.args.into_iter().map(OsString::from_vec).collect(),
         env: env.collect::<Result<_, _>>()?,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
+        lent_folders,
         control,
         log,
         network: if message.host_network { NetworkAccess::Host } else { NetworkAccess::None },
@@ -222,6 +229,21 @@ pub(crate) fn decode_spec(
             scratch_bytes: message.scratch_bytes,
         },
     })
+}
+
+fn encode_folder(LentFolder { name, path, access }: LentFolder) -> SandboxFolder {
+    SandboxFolder { name, path: path.into_os_string().into_vec(), writable: access == FolderAccess::Write }
+}
+
+fn decode_folder(SandboxFolder { name, path, writable }: SandboxFolder) -> Option<LentFolder> {
+    let access = if writable { FolderAccess::Write } else { FolderAccess::ReadOnly };
+    let path = PathBuf::from(OsString::from_vec(path));
+    is_component(&name).then_some(LentFolder { name, path, access })
+}
+
+/// Whether a text is the name of a file in a folder.
+pub(crate) fn is_component(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\0'])
 }
 
 fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {

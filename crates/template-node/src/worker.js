@@ -105,8 +105,10 @@ function find(exported, symbol) {
 }
 
 async function load() {
-  const { folder: its, library, symbols } = JSON.parse(adapter.described());
+  const { folder: its, library, symbols, variables } = JSON.parse(adapter.described());
   folder = its;
+  // The process has them already; V8 learns of another time zone only in this way.
+  for (const [name, value] of variables) process.env[name] = value;
   const exported = await loadModule(path.join(folder, library));
   return symbols.map((symbol) => find(exported, symbol));
 }

@@ -142,7 +142,9 @@ struct NodePackage {
 impl NodePackage {
     fn load(load: &EngineLoad<'_>) -> Result<NodePackage, Error> {
         let build = load.package.build(load.build)?;
+        let variables = load.variables.iter().map(|one| [&one.name, &one.value]).collect::<Vec<_>>();
         let described = serde_json::json!({
+            "variables": variables,
             "folder": load.folder.to_string_lossy(),
             "library": build.library,
             "symbols": build.symbols,

@@ -32,7 +32,7 @@ import sublet_left_out
 import sublet_template
 
 # Version of the messages between the caller and the worker: changed with any of the constants below.
-VERSION = 3
+VERSION = 4
 # The operations of requests.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # The kinds of answers; PRINTED is added if the last part is the output that was printed and logged.
@@ -131,8 +131,10 @@ class Forward(logging.Handler):
             self.handleError(record)
 
 
-def prepare(folder, library, offered, imports):
+def prepare(folder, library, offered, imports, variables):
     """The functions that the package offers, each with its name and what it is in the package's module."""
+    # The process has set them since the interpreter started, and modules may look at them when they are imported.
+    set_environment(variables)
     folder, library = os.fspath(folder), os.fspath(library)
     for path in (folder, os.path.dirname(library)):
         if path not in sys.path:
@@ -323,7 +325,6 @@ def begin_session(wanted, definition):
     global session
     said = load(definition)
     logging.getLogger().setLevel(said["log_level"])
-    set_environment(said["environment"])
     if "initializer" in said:
         checked(said["initializer"])(*said["initargs"])
     called.clear()
@@ -378,7 +379,6 @@ def serve(operation, parts):
                 if len(called) >= MOST_FUNCTIONS:
                     called.clear()
                 called[header] = function
-        # After the session has begun: what they import may look at the environment.
         arguments = pickle.loads(parts[1], buffers=parts[2:])
         if operation == CALL:
             positional, named_ones = arguments

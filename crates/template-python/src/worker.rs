@@ -112,11 +112,14 @@ impl PackageInterpreter {
         let module = load_module(py)?;
         let names = load.package.functions.iter().map(|function| &function.name);
         let offered: Vec<_> = names.zip(&build.symbols).filter(|(name, _)| *name != CALL).collect();
+        let variables = load.variables.iter().map(|one| (one.name.as_str(), one.value.as_str()));
+        let variables: Vec<_> = variables.collect();
         let found = module.getattr("prepare")?.call1((
             load.folder,
             load.folder.join(&build.library),
             offered,
             &build.imports,
+            variables,
         ))?;
         let functions =
             found.try_iter()?.map(|function| function.map(Bound::unbind)).collect::<PyResult<_>>()?;

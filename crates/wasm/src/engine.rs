@@ -62,7 +62,7 @@ impl WasmEngine {
         let refused = |error| refused(library, &error);
         let (module, reserved) = compile(&engine, &read(load.folder, library)?, &limits).map_err(refused)?;
         let mut linker = Linker::new(&engine);
-        let linked = host::link(&mut linker, &module);
+        let linked = host::link(&mut linker, &module, load.variables);
         let instances = linked.and_then(|()| linker.instantiate_pre(&module)).map_err(refused)?;
         Ok(WasmEngine {
             functions: functions(&load.package.name, build, &module)?,

@@ -1,5 +1,6 @@
 //! Provides the imports of a module.
 
+use sublet_proto::v1::Variable;
 use sublet_runtime::worker::engine::ErrorMessage;
 use wasmtime::{Caller, Linker, Module, Result};
 
@@ -10,9 +11,9 @@ use crate::wasi;
 const SUBLET: &str = "sublet";
 
 /// Defines everything that a module may import.
-pub(crate) fn link(linker: &mut Linker<HostState>, module: &Module) -> Result<()> {
+pub(crate) fn link(linker: &mut Linker<HostState>, module: &Module, variables: &[Variable]) -> Result<()> {
     linker.func_wrap(SUBLET, "fail", fail)?;
-    wasi::link(linker, module)
+    wasi::link(linker, module, variables)
 }
 
 /// Implements `sublet_fail` of `sublet_function.h`. Only the first report of a call counts; a null address means no message.

@@ -1,11 +1,14 @@
 //! The part of WASI (preview 1) for functions without rights: time, random numbers, exit, and a log.
 //!
-//! There are no arguments, no environment, no files and no sockets: every descriptor except the two outputs counts as not
-//! open, and libraries that look for folders at their start find none. Output of a function goes to the worker's output.
+//! There are the environment variables of the lease, and no arguments, files or sockets: every descriptor except the two
+//! outputs counts as not open, and libraries that look for folders at their start find none. Output of a function goes to
+//! the worker's output.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
+use sublet_proto::v1::Variable;
 use wasmtime::{Caller, Error, ExternType, Linker, Module, Result, Val};
 
 use crate::state::{ExitError, HostState, memory, range};
@@ -26,11 +29,22 @@ const MAX_PIECES: u32 = 1024;
 const PIECE_BYTES: u32 = 8;
 
 /// Defines the imports from WASI.
-pub(crate) fn link(linker: &mut Linker<HostState>, module: &Module) -> Result<()> {
-    linker.func_wrap(WASI, "args_sizes_get", no_words)?;
-    linker.func_wrap(WASI, "environ_sizes_get", no_words)?;
+pub(crate) fn link(linker: &mut Linker<HostState>, module: &Module, variables: &[Variable]) -> Result<()> {
+    linker.func_wrap(WASI, "args_sizes_get", |caller: Caller<'_, HostState>, count: u32, bytes: u32| {
+        put_sizes(caller, &[], (count, bytes))
+    })?;
     linker.func_wrap(WASI, "args_get", |_: u32, _: u32| errno::SUCCESS)?;
-    linker.func_wrap(WASI, "environ_get", |_: u32, _: u32| errno::SUCCESS)?;
+    let text = |Variable { name, value }: &Variable| format!("{name}={value}\0").into_bytes();
+    let environment: Arc<[Vec<u8>]> = variables.iter().map(text).collect();
+    let words = environment.clone();
+    let sizes = move |caller: Caller<'_, HostState>, count: u32, bytes: u32| {
+        put_sizes(caller, &words, (count, bytes))
+    };
+    linker.func_wrap(WASI, "environ_sizes_get", sizes)?;
+    let words = move |caller: Caller<'_, HostState>, pointers: u32, text: u32| {
+        put_words(caller, &environment, (pointers, text))
+    };
+    linker.func_wrap(WASI, "environ_get", words)?;
     linker.func_wrap(WASI, "clock_time_get", clock_time)?;
     linker.func_wrap(WASI, "clock_res_get", clock_resolution)?;
     linker.func_wrap(WASI, "random_get", random)?;
@@ -67,10 +81,31 @@ fn put<const N: usize>(caller: &mut Caller<'_, HostState>, at: u32, bytes: [u8; 
     Ok(())
 }
 
-/// Reports that there are no arguments and no environment variables.
-fn no_words(mut caller: Caller<'_, HostState>, count: u32, bytes: u32) -> Result<i32> {
-    put(&mut caller, count, [0; 4])?;
-    put(&mut caller, bytes, [0; 4])?;
+/// Writes the number of words, and their size with the zero bytes after them.
+fn put_sizes(
+    mut caller: Caller<'_, HostState>,
+    words: &[Vec<u8>],
+    (count, bytes): (u32, u32),
+) -> Result<i32> {
+    let len: usize = words.iter().map(Vec::len).sum();
+    // The variables of a process are limited to less than 2^32 bytes.
+    put(&mut caller, count, (words.len() as u32).to_le_bytes())?;
+    put(&mut caller, bytes, (len as u32).to_le_bytes())?;
+    Ok(errno::SUCCESS)
+}
+
+/// Writes words one after the other, and a list of their addresses.
+fn put_words(
+    mut caller: Caller<'_, HostState>,
+    words: &[Vec<u8>],
+    (pointers, text): (u32, u32),
+) -> Result<i32> {
+    let (mut pointer, mut at) = (pointers, text);
+    for word in words {
+        put(&mut caller, pointer, at.to_le_bytes())?;
+        range(memory(&mut caller)?.0, at, word.len() as u32)?.copy_from_slice(word);
+        (pointer, at) = (pointer.wrapping_add(4), at.wrapping_add(word.len() as u32));
+    }
     Ok(errno::SUCCESS)
 }
 

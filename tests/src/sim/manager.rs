@@ -309,6 +309,7 @@ impl SimManager {
             package,
             terms,
             locality: Locality::default(),
+            needs: Arc::default(),
             wait_ms,
             refusals: Refusals::default(),
         };
@@ -708,6 +709,7 @@ impl SimManager {
             package: self.package.clone(),
             terms: LeaseTerms::of(&asked).ok()?,
             locality: Locality::default(),
+            needs: Arc::default(),
             wait_ms: 0,
             refusals: Refusals::default(),
         };

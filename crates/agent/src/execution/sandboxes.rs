@@ -99,6 +99,7 @@ impl SandboxMaker {
             scratch_bytes: TRIAL_SCRATCH_BYTES,
         };
         let spec = Spec {
+            lent_folders: Vec::new(),
             kind,
             program: SandboxProgram::Outside(program.to_owned()),
             args: Vec::new(),

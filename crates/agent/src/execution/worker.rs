@@ -12,15 +12,16 @@ use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
+use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{is_interpreter, is_nodejs, is_processor, is_python};
-use sublet_proto::v1::{self, PackageBuild, PackageInfo, Started, WorkerSetup};
+use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
-    Devices, FOLDER, IsolationKind, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH, SandboxError,
-    SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
+    Devices, FOLDER, IsolationKind, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH,
+    SandboxError, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
 
 use crate::execution::images::HeldImage;
@@ -49,7 +50,7 @@ const DRIVER_MEMORY_BYTES: u64 = 128 * MIB;
 const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 /// Processes and threads that a worker process may have beside one for each core.
 const MAX_PROCESSES: u32 = 512;
-/// Bytes that functions can write to files, at most the lease's memory.
+/// Bytes that functions can write to files if their lease asks for none, at most the lease's memory.
 const SCRATCH_BYTES: u64 = 64 * MIB;
 
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
@@ -88,10 +89,13 @@ impl WorkerProcess {
         let (kind, program) = program(node, &runnable)?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
+        let variables = variables(held, &runnable)?;
+        let lent_folders = folders(node, held)?;
         let (outside, inside) = PacketSocket::pair()?;
         let (shim, of_process) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = WorkerSetup { program: spawned, ..setup(node, held, &runnable, occupancy.as_ref()) };
+        let setup = setup(node, held, &runnable, occupancy.as_ref());
+        let setup = WorkerSetup { program: spawned, variables, ..setup };
         let setup = setup.encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let own = [held.inbox.fd(), held.meter.region().fd()];
@@ -104,7 +108,9 @@ impl WorkerProcess {
         let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
-        let mut spec = Spec { log: Some(log.file()?), ..spec((kind, program), held, &runnable, inside) };
+        let spec_of = spec((kind, program), held, &runnable, inside);
+        let mut spec = Spec { log: Some(log.file()?), lent_folders, ..spec_of };
+        spec.limits.scratch_bytes = temporary_bytes(node, held);
         if let Some(held) = &image {
             contain(&mut spec, node.execution.container_runtime.as_deref(), &held.image);
         }
@@ -269,6 +275,7 @@ fn spec(
         args: Vec::new(),
         env,
         folder: Some(package.folder.clone()),
+        lent_folders: Vec::new(),
         control: control.into(),
         log: None,
         network: if dials { NetworkAccess::Host } else { NetworkAccess::None },
@@ -278,9 +285,39 @@ fn spec(
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
             shown_memory_bytes: Some(held.lease.memory_bytes),
             processes: Some(MAX_PROCESSES.saturating_add(workers as u32)),
-            scratch_bytes: SCRATCH_BYTES.min(held.lease.memory_bytes),
+            scratch_bytes: SCRATCH_BYTES,
         },
     }
+}
+
+/// Size of the files that a worker process can write beside lent folders. They are part of the lease's memory.
+fn temporary_bytes(node: &Node, held: &AttachedLease) -> u64 {
+    let asked = held.lease.needs.as_ref().map_or(0, |needs| needs.temporary_bytes);
+    let lent = Some(node.description.temporary_bytes).filter(|&bytes| bytes > 0).unwrap_or(u64::MAX);
+    let bytes = if asked > 0 { asked } else { SCRATCH_BYTES };
+    bytes.min(lent).min(held.lease.memory_bytes)
+}
+
+/// The environment variables of functions: those of the package, over them the lease's.
+fn variables(held: &AttachedLease, runnable: &Runnable) -> Result<Vec<Variable>, Error> {
+    let own = Needs { variables: held.variables.clone(), ..Needs::default() };
+    let package = runnable.package.info.needs.clone().unwrap_or_default();
+    let variables = package.with(&own).variables;
+    if !variables.is_empty() && kernels::kind_of(runnable.build()).is_some() {
+        let message = format!(
+            "package {} has kernels, which have no environment variables",
+            runnable.package.info.name
+        );
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    check_variables(&variables)?;
+    Ok(variables)
+}
+
+/// The lent folders that a lease uses.
+fn folders(node: &Node, held: &AttachedLease) -> Result<Vec<LentFolder>, Error> {
+    let Some(needs) = &held.lease.needs else { return Ok(Vec::new()) };
+    node.execution.folders.of(&needs.folders, &held.lease.tenant)
 }
 
 /// Environment variables that programs of an interpreter expect.
@@ -364,6 +401,7 @@ fn setup(
         copies_bytes: network_transport.map_or(0, |_| lent_bytes),
         build: runnable.index,
         program: None,
+        variables: Vec::new(),
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }

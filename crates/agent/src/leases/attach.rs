@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
+use sublet_proto::needs::check_variables;
 use sublet_proto::package::{check_path, is_digest};
-use sublet_proto::v1::{Attach, Lease, Program, Ticket, WorkerOptions};
+use sublet_proto::v1::{Attach, Lease, Needs, NodeDescription, Program, Ticket, Variable, WorkerOptions};
 use sublet_proto::{Code, Error};
 use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
@@ -43,6 +44,8 @@ pub(crate) struct AttachedLease {
     pub(crate) meter: Arc<LeaseMeter>,
     pub(crate) end: Arc<EndRequest>,
     pub(crate) expires: Instant,
+    /// Environment variables of the client and of the lease's secrets. Only the worker process gets them.
+    pub(crate) variables: Vec<Variable>,
     pub(crate) reservation: ResourceReservation,
     pub(crate) enrolment: Enrolment,
 }
@@ -62,6 +65,7 @@ struct Holdings {
     confirmation: Option<Confirmation>,
     inbox: Region,
     meter: Arc<LeaseMeter>,
+    variables: Vec<Variable>,
     reservation: ResourceReservation,
 }
 
@@ -71,7 +75,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     let end = Arc::new(EndRequest::new()?);
     let EnrolledLease { enrolment, ticket, expires } =
         node.leases.ledger.enrol(&request.ticket, end.clone())?;
-    let held = match hold(node, &ticket, wanted, request.program.as_ref()) {
+    let held = match hold(node, &ticket, wanted, request) {
         Ok(held) => held,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
@@ -82,8 +86,16 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     if held.confirmation.is_none() {
         enrolment.bill(held.meter.clone());
     }
-    let Holdings { options, one_shot_program, network_transport, confirmation, inbox, meter, reservation } =
-        held;
+    let Holdings {
+        options,
+        one_shot_program,
+        network_transport,
+        confirmation,
+        inbox,
+        meter,
+        variables,
+        reservation,
+    } = held;
     let lease = ticket.lease.unwrap_or_default();
     let start = request.start;
     Ok(AttachedLease {
@@ -97,6 +109,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
         meter,
         end,
         expires,
+        variables,
         reservation,
         enrolment,
     })
@@ -128,8 +141,9 @@ fn hold(
     node: &Node,
     ticket: &Ticket,
     wanted_transport: transport::TransportRequest,
-    program: Option<&Program>,
+    request: &Attach,
 ) -> Result<Holdings, Error> {
+    let program = request.program.as_ref();
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
     let (options, inbox_bytes) = if lease.is_segment() { check_segment(lease)? } else { check_lease(lease)? };
@@ -142,6 +156,7 @@ fn hold(
         true => segment(inbox_bytes)?,
         false => Region::create("sublet-inbox", inbox_bytes)?,
     };
+    let variables = variables(node, ticket, lease, &request.variables)?;
     let ask = || Confirmation::ask(node.leases.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let network_transport = wanted_transport.network_transport(&lease.id)?;
@@ -159,7 +174,53 @@ fn hold(
         return Err(Error::new(Code::PermissionDenied, message));
     }
     let one_shot_program = program.map(|program| reserve(node, lease, program)).transpose()?;
-    Ok(Holdings { options, one_shot_program, network_transport, confirmation, inbox, meter, reservation })
+    Ok(Holdings {
+        options,
+        one_shot_program,
+        network_transport,
+        confirmation,
+        inbox,
+        meter,
+        variables,
+        reservation,
+    })
+}
+
+/// The environment variables of a client, and over them those of the lease's secrets, which the manager has. Checks what
+/// the lease needs of this node.
+fn variables(
+    node: &Node,
+    ticket: &Ticket,
+    lease: &Lease,
+    of_client: &[Variable],
+) -> Result<Vec<Variable>, Error> {
+    check_variables(of_client)?;
+    let Some(needs) = &lease.needs else { return Ok(of_client.to_vec()) };
+    needs.check()?;
+    if ticket.provisional && needs.are_of_tenant() {
+        let message =
+            format!("lease {} has no tenant yet, to which its secrets and folders belong", lease.id);
+        return Err(Error::new(Code::PermissionDenied, message));
+    }
+    let NodeDescription { name, folders, temporary_bytes, .. } = &node.description;
+    if let Some(what) = needs.lacking(folders, *temporary_bytes) {
+        let message = format!("node {name} does not lend {what}");
+        return Err(Error::new(Code::InsufficientResources, message));
+    }
+    if needs.temporary_bytes > lease.memory_bytes {
+        let message = format!(
+            "{} bytes of temporary space asked, which is part of the memory of each worker process, {} bytes: ask for more \
+             memory",
+            needs.temporary_bytes, lease.memory_bytes
+        );
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    if needs.secrets.is_empty() {
+        return Ok(of_client.to_vec());
+    }
+    let secrets = node.leases.managers.connect()?.fetch_secrets(&lease.id)?;
+    let own = Needs { variables: of_client.to_vec(), ..Needs::default() };
+    Ok(own.with(&Needs { variables: secrets, ..Needs::default() }).variables)
 }
 
 /// Creates the memory of a segment. Its pages are allocated now and count as the agent's, whichever process writes

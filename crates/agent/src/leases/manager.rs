@@ -9,8 +9,8 @@ use std::time::Duration;
 use sublet_proto::package::check_size;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{
-    ConfirmRequest, FetchPackageRequest, LeaseGrant, NodeRegistration, NodeReport, NodeReportReply,
-    ProcessLeaseRequest, Registration,
+    ConfirmRequest, FetchPackageRequest, FetchSecretsRequest, LeaseGrant, NodeRegistration, NodeReport,
+    NodeReportReply, ProcessLeaseRequest, Registration, Variable,
 };
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{Access, Address};
@@ -88,6 +88,13 @@ impl ManagerLink {
     ) -> Result<LeaseGrant, Error> {
         let request = ProcessLeaseRequest { lease: lease.to_owned(), unit, package: package.to_owned() };
         self.answer(ANSWER_DEADLINE, request, async |client, request| client.lease_for_process(request).await)
+    }
+
+    /// Values of the secrets of one of the node's leases, by the environment variables that are to have them.
+    pub(crate) fn fetch_secrets(&mut self, lease: &str) -> Result<Vec<Variable>, Error> {
+        let request = FetchSecretsRequest { lease: lease.to_owned() };
+        self.answer(ANSWER_DEADLINE, request, async |client, request| client.fetch_secrets(request).await)
+            .map(|reply| reply.variables)
     }
 
     /// An encoded package, of a size that packages may have; what it is worth is the caller's to check.

@@ -170,6 +170,13 @@ impl Nodes for Service {
         Err(Error::new(Code::NoCapacity, "nothing is to be had").into_status())
     }
 
+    async fn fetch_secrets(
+        &self,
+        _: Request<FetchSecretsRequest>,
+    ) -> Result<Response<FetchSecretsReply>, Status> {
+        Err(Error::new(Code::InvalidArgument, "there are no secrets").into_status())
+    }
+
     async fn fetch_package(
         &self,
         request: Request<FetchPackageRequest>,
@@ -437,6 +444,8 @@ impl Client {
 
 pub fn options(folder: &Path, does: &str) -> AgentOptions {
     AgentOptions {
+        folders: Vec::new(),
+        temporary_bytes: None,
         state: folder.join("state"),
         socket: folder.join("agent.sock"),
         access: Access::parse(&format!("unix:{}", folder.join("manager.sock").display())).unwrap(),

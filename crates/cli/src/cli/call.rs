@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::needs::parse_secret_use;
 use sublet_proto::pool::Pool;
-use sublet_proto::v1::Lease;
+use sublet_proto::v1::{Lease, SecretUse};
 use sublet_proto::{Code, Error};
 use sublet_runtime::{
     Allocation, Buffer, CallOptions, Completion, FabricChoice, Invoker, Policy, is_repeatable,
@@ -15,7 +16,7 @@ use sublet_runtime::{
 use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::CommandOutput;
-use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
+use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, variable, weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,6 +27,8 @@ Examples:
   sublet call ./libx.so/f < in.bin                        deploy the shared object first
   sublet call libx/f --fabric tcp+tls < in.bin            use encrypted TCP instead of shared memory
   sublet call vectors/add --pu opencl < in.bin            use the build for OpenCL
+  sublet call libx/f --env LEVEL=3 --secret DB_KEY < in   with a variable, and a secret as another one
+  sublet call libx/f --folder datasets < in.bin           with a folder of the node, as /folders/datasets
 
 Each call allocates a lease and releases it: a cold start each time. Programs that call often keep a lease.";
 
@@ -69,6 +72,22 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
+    /// Environment variable of the function
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    variables: Vec<(String, String)>,
+
+    /// Secret of this tenant that the function gets as an environment variable of the same or another name
+    #[arg(long = "secret", value_name = "[VARIABLE=]NAME")]
+    secrets: Vec<String>,
+
+    /// Folder that nodes lend; the function sees it as /folders/NAME
+    #[arg(long = "folder", value_name = "NAME")]
+    folders: Vec<String>,
+
+    /// Size of the function's temporary files in /tmp, which are part of the lease's memory [default: 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    temporary: Option<u64>,
+
     /// Kind of processing unit: cpu, opencl or cuda [default: the cheapest free one for which the package has builds or
     /// profiles]
     #[arg(long, value_name = "KIND")]
@@ -103,7 +122,17 @@ impl Arguments {
             .policy(Policy::AlwaysWarm)
             .memory_bytes(self.memory.unwrap_or(0))
             .wait(self.wait.unwrap_or_default())
-            .time_weight(self.time_weight);
+            .time_weight(self.time_weight)
+            .temporary_bytes(self.temporary.unwrap_or(0));
+        for (name, value) in &self.variables {
+            allocation = allocation.variable(name, value);
+        }
+        for SecretUse { variable, secret } in self.secrets.iter().map(|text| parse_secret_use(text)) {
+            allocation = allocation.secret(variable, secret);
+        }
+        for folder in &self.folders {
+            allocation = allocation.folder(folder);
+        }
         if let Some(pu) = &self.pu {
             allocation = allocation.pu(pu);
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sublet_proto::Error;
+use sublet_proto::needs::check_variable_name;
 use sublet_proto::pool::Pool;
 use sublet_runtime::fabrics::FabricChoice;
 
@@ -55,6 +56,15 @@ pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
 /// Parses a pool of nodes.
 pub(crate) fn pool(text: &str) -> Result<Pool, String> {
     text.parse().map_err(|error: Error| error.message)
+}
+
+/// Parses an environment variable: `NAME=VALUE`.
+pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+    // The value may be private: the message has no part of the text.
+    let (name, value) =
+        text.split_once('=').ok_or("an environment variable is written as NAME=VALUE".to_owned())?;
+    check_variable_name(name).map_err(|error| error.message)?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// Parses a weight from 0 to 1.

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use sublet_agent::{
-    Agent, ClientUsers, NetworkOptions, Python, SharedCores, UnauthenticatedLimits, WarmInterpreters,
+    Agent, ClientUsers, FolderOptions, FolderUse, NetworkOptions, Python, SharedCores, UnauthenticatedLimits,
+    WarmInterpreters,
 };
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
@@ -28,7 +29,9 @@ use super::limits;
 use super::output::CommandOutput;
 use super::parse::{absolute, node_modules, show_bytes, size};
 use super::view::NodeView;
-use crate::config::agent::{DeviceSetting, PLACES_OF_A_SHARED_CORE, device, python as wanted_python, wanted};
+use crate::config::agent::{
+    DeviceSetting, PLACES_OF_A_SHARED_CORE, device, lent_folder, python as wanted_python, wanted,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,6 +84,18 @@ pub(crate) struct Arguments {
     /// Let functions use this machine's network if their package requests it (network = true in its sublet.toml)
     #[arg(long)]
     lend_network: bool,
+
+    /// Folder that functions can read if their lease names it, as datasets=/srv/datasets; they see it as /folders/datasets
+    #[arg(long, value_name = "NAME=FOLDER", value_parser = lent_folder)]
+    folder: Vec<(String, PathBuf)>,
+
+    /// Folder in which each tenant's functions can keep files if their lease names it, as work=/srv/work
+    #[arg(long, value_name = "NAME=FOLDER", value_parser = lent_folder)]
+    scratch_folder: Vec<(String, PathBuf)>,
+
+    /// Maximum size of a worker's temporary files in /tmp, as 1GiB [default: the memory of its lease]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    temporary: Option<u64>,
 
     /// OCI runtime, by name or path, that creates the containers of packages with an image: crun, runc or another
     /// [default: the agent creates them]
@@ -250,6 +265,10 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
         worker: programs.worker,
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
+        folders: lent(arguments.folder, FolderUse::ReadOnly)
+            .chain(lent(arguments.scratch_folder, FolderUse::Scratch))
+            .collect(),
+        temporary_bytes: arguments.temporary,
         container_runtime: arguments.container_runtime,
         warm: WarmInterpreters {
             python: python(arguments.python),
@@ -273,6 +292,11 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
             ..NetworkOptions::at(listen)
         }),
     }
+}
+
+/// Folders that are lent for one use.
+fn lent(folders: Vec<(String, PathBuf)>, r#use: FolderUse) -> impl Iterator<Item = FolderOptions> {
+    folders.into_iter().map(move |(name, path)| FolderOptions { name, path, r#use })
 }
 
 /// Returns the interpreter from the flag, the environment variable or PATH, in this order.

@@ -23,6 +23,8 @@ pub(crate) struct NodeView {
     pub(crate) devices: Vec<String>,
     /// Interpreters that execute functions on the node.
     pub(crate) runtimes: Vec<String>,
+    /// Names of the folders that the node lends.
+    pub(crate) folders: Vec<String>,
     pub(crate) pu: String,
     /// Current pool: compute, memory or balanced.
     pub(crate) pool: String,
@@ -103,6 +105,7 @@ impl From<NodeInfo> for NodeView {
             architecture: description.architecture,
             devices: description.devices,
             runtimes: description.runtimes,
+            folders: description.folders.into_iter().map(|folder| folder.name).collect(),
             cores: description.cores,
             cores_leased: node.cores_leased,
             memory_bytes: description.memory_bytes,

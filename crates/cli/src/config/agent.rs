@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sublet_agent::{
-    AgentOptions, ClientUsers, MAX_UNAUTHENTICATED, NetworkOptions, Python, SharedCores,
-    UnauthenticatedLimits, WarmInterpreters,
+    AgentOptions, ClientUsers, FolderOptions, FolderUse, MAX_UNAUTHENTICATED, NetworkOptions, Python,
+    SharedCores, UnauthenticatedLimits, WarmInterpreters,
 };
+use sublet_proto::needs::check_folder_name;
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{MAX_NODE_NAME_BYTES, PROCESSOR, check_neighbours, is_node_name, is_processor_kind};
 use sublet_proto::{Error, package};
@@ -255,6 +256,36 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "temporary",
+            kind: ValueKind::Size,
+            environment: "SUBLET_TEMPORARY",
+            flag: "temporary",
+            value: "SIZE",
+            help: "Maximum size of a worker's temporary files in /tmp, which are part of its lease's memory, as 1GiB",
+            otherwise: Otherwise::Means("the memory of the lease"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
+            name: "folder.*.path",
+            kind: ValueKind::Text,
+            environment: "",
+            flag: "",
+            value: "FOLDER",
+            help: "Folder to lend to functions, which see it as /folders and its name",
+            otherwise: Otherwise::Means("no folder is lent"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
+            name: "folder.*.access",
+            kind: ValueKind::Text,
+            environment: "",
+            flag: "",
+            value: "ACCESS",
+            help: "Access of functions to the folder: read-only, or scratch, where each tenant writes to a part of its own",
+            otherwise: Otherwise::Means("read-only"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "container_runtime",
             kind: ValueKind::Text,
             environment: "SUBLET_CONTAINER_RUNTIME",
@@ -389,6 +420,8 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         },
         spawner: find_spawner()?,
         lend_network: settings.needed("lend_network", switch)?,
+        folders: folders(settings)?,
+        temporary_bytes: settings.value("temporary", size)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
         warm: WarmInterpreters {
             python: settings.value("python", |text| Ok(python(text)))?.unwrap_or_default(),
@@ -419,6 +452,8 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.value("cores", cores)?;
     settings.value("memory", size)?;
     settings.value("cache", size)?;
+    settings.value("temporary", size)?;
+    folders(settings)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
     settings.value("pool", pool)?;
@@ -429,6 +464,38 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.list("devices", device)?;
     connections(settings)?;
     settings.needed("clients", clients).map(drop)
+}
+
+/// The folders that functions can use.
+fn folders(settings: &EffectiveSettings) -> Result<Vec<FolderOptions>, Error> {
+    let folder = |name: &str| {
+        let key = |what: &str| format!("folder.{name}.{what}");
+        if let Err(error) = check_folder_name(name) {
+            return Err(settings.invalid(&key("path"), &error.message));
+        }
+        Ok(FolderOptions {
+            name: name.to_owned(),
+            path: settings.needed(&key("path"), absolute)?,
+            r#use: settings.value(&key("access"), folder_use)?.unwrap_or(FolderUse::ReadOnly),
+        })
+    };
+    settings.names_under("folder.").into_iter().map(folder).collect()
+}
+
+fn folder_use(text: &str) -> Result<FolderUse, String> {
+    match text {
+        "read-only" => Ok(FolderUse::ReadOnly),
+        "scratch" => Ok(FolderUse::Scratch),
+        _ => Err(format!("{text:?} is not valid: use read-only or scratch")),
+    }
+}
+
+/// Parses a lent folder: `NAME=PATH`.
+pub(crate) fn lent_folder(text: &str) -> Result<(String, PathBuf), String> {
+    let wrong = || format!("{text:?} is not a folder with its name: write it as datasets=/srv/datasets");
+    let (name, path) = text.split_once('=').ok_or_else(wrong)?;
+    check_folder_name(name).map_err(|error| error.message)?;
+    Ok((name.to_owned(), absolute(path)?))
 }
 
 fn connections(settings: &EffectiveSettings) -> Result<UnauthenticatedLimits, Error> {

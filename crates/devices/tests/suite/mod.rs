@@ -357,7 +357,8 @@ pub fn a_package_is_built_once_and_called_by_a_worker<H: DeviceFixture>() {
     write(&built_file(0), &built[..built.len() - 1]);
     assert!(prepare::image(&H::driver(1), folder, 0).unwrap().is_some(), "it is damaged");
     write(&built_file(0), &built);
-    let load = EngineLoad { folder, package: &PackageInfo::default(), build: 0, workers: 2, memory_bytes: 0 };
+    let package = &PackageInfo::default();
+    let load = EngineLoad { folder, package, build: 0, workers: 2, memory_bytes: 0, variables: &[] };
     let engine = KernelEngine::load(&load, |lanes| Ok(H::driver(lanes))).unwrap();
     let mut caller = engine.caller(0).unwrap();
     let mut call = |function: u16, input: &[u8]| {

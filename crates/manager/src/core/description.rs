@@ -4,7 +4,7 @@ use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::pool::Pool;
 use sublet_proto::pu::{self, is_processor_kind};
-use sublet_proto::v1::NodeDescription;
+use sublet_proto::v1::{Needs, NodeDescription};
 use sublet_proto::{Code, Error};
 
 /// Most cores of one node, and most places on its shared ones.
@@ -71,6 +71,7 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             "node {name} names its rack in more than {MAX_NAME_BYTES} bytes, or unreadably"
         ));
     }
+    check_folders(node)?;
     pu::check_neighbours(name, &node.neighbours)?;
     pu::check_devices(node)?;
     if node.model != pu::cleaned(&node.model) {
@@ -81,6 +82,17 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
+}
+
+/// Checks the folders that a node lends.
+fn check_folders(node: &NodeDescription) -> Result<(), Error> {
+    let lent = Needs {
+        folders: node.folders.iter().map(|folder| folder.name.clone()).collect(),
+        ..Needs::default()
+    };
+    lent.check().map_err(|error| {
+        Error::new(error.code, format!("the folders that node {} lends: {}", node.name, error.message))
+    })
 }
 
 fn is_text(text: &str, most_bytes: usize) -> bool {
@@ -107,6 +119,10 @@ mod tests {
             }),
             ..NodeDescription::default()
         }
+    }
+
+    fn v1_folder(name: &str) -> sublet_proto::v1::LentFolder {
+        sublet_proto::v1::LentFolder { name: name.into(), writable: true }
     }
 
     #[test]
@@ -139,6 +155,8 @@ mod tests {
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),
             (NodeDescription { agent: String::new(), ..node() }, "no agent"),
+            (NodeDescription { folders: vec![v1_folder("../x")], ..node() }, "../x"),
+            (NodeDescription { folders: vec![v1_folder("x"); 2], ..node() }, "x is set twice"),
             (NodeDescription { pool: "fast".into(), ..node() }, "fast"),
             (NodeDescription { rack: "r".repeat(65), ..node() }, "rack"),
             (NodeDescription { rack: "a\tb".into(), ..node() }, "rack"),

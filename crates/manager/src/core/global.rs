@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use sublet_proto::package::{is_device, is_interpreter};
-use sublet_proto::v1::{NodeDescription, NodeGroup, NodeRoom};
+use sublet_proto::v1::{Needs, NodeDescription, NodeGroup, NodeRoom};
 use sublet_proto::{Code, Error};
 
 use super::Core;
@@ -92,12 +92,19 @@ impl OfRack {
 }
 
 impl ManagedNode {
-    /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node always allows it; a
-    /// group of a rack's allows it as far as its manager has reported.
+    /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node allows it if it lends
+    /// what the request needs; a group of a rack's also as far as its manager has reported.
     pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
-        self.of_rack.as_ref().is_none_or(|of_rack| {
-            of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
-        })
+        self.lacks(&request.needs).is_none()
+            && self.of_rack.as_ref().is_none_or(|of_rack| {
+                of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
+            })
+    }
+
+    /// The first folder or space that the node does not lend to a request with these needs, in words.
+    pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
+        let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
+        needs.lacking(folders, *temporary_bytes)
     }
 
     /// The most that one of the nodes it stands for has.
@@ -323,7 +330,10 @@ impl Core {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
             let (seats, pool) = (node.seats.keys(), node.pool as u8);
-            groups.entry((seats, pool)).or_insert_with(|| NodeSum::of(node)).add(node);
+            let NodeDescription { folders, temporary_bytes, .. } = &*node.description;
+            let folders: Vec<_> = folders.iter().map(|folder| (&folder.name, folder.writable)).collect();
+            let lent = (folders, *temporary_bytes);
+            groups.entry((seats, pool, lent)).or_insert_with(|| NodeSum::of(node)).add(node);
         }
         let mut groups: Vec<NodeGroup> = groups.into_values().map(NodeSum::group).collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.all.map_or(0, |all| all.cores)));
@@ -364,7 +374,8 @@ impl NodeSum<'_> {
 
     fn group(self) -> NodeGroup {
         let NodeSum { node, all, free, largest, most_free } = self;
-        let NodeDescription { pu, architecture, devices, runtimes, .. } = (*node.description).clone();
+        let NodeDescription { pu, architecture, devices, runtimes, folders, temporary_bytes, .. } =
+            (*node.description).clone();
         // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
             names.into_iter().filter(|name| is_known(name)).take(MAX_SEATS).collect()
@@ -375,6 +386,8 @@ impl NodeSum<'_> {
             devices: known(devices, is_device),
             runtimes: known(runtimes, is_interpreter),
             pool: node.pool.to_string(),
+            folders,
+            temporary_bytes,
             all: Some(all),
             free: Some(free),
             largest: Some(largest),
@@ -392,8 +405,10 @@ fn node_capacity(said: Option<NodeRoom>) -> NodeCapacity {
 
 /// Describes a group as the node that stands for it: its name stays the same as long as the group does.
 fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescription {
-    let NodeGroup { pu, architecture, devices, runtimes, pool, .. } = group.clone();
-    let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool]);
+    let NodeGroup { pu, architecture, devices, runtimes, pool, folders, temporary_bytes, .. } = group.clone();
+    let space = if temporary_bytes > 0 { temporary_bytes.to_string() } else { String::new() };
+    let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool, &space]);
+    let words = words.chain(folders.iter().map(|folder| &folder.name));
     let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
     NodeDescription {
         name: format!("{manager} {}", words.join(" ")),
@@ -407,6 +422,8 @@ fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescr
         devices,
         runtimes,
         pool,
+        folders,
+        temporary_bytes,
         ..NodeDescription::default()
     }
 }

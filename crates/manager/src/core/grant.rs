@@ -141,6 +141,7 @@ impl Core {
                     expires_ms: now_ms.saturating_add(request.terms.timeout_ms),
                     idle_timeout_ms: request.terms.idle_timeout_ms,
                     options: request.terms.options,
+                    needs: request.needs.clone(),
                     price,
                     state: LeasePhase::Granted,
                     provisional: request.standing == TokenStatus::Provisional,

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use sublet_proto::price;
-use sublet_proto::v1::{ColdImports, FunctionUsage, PackageInfo, Price, Usage, WorkerOptions};
+use sublet_proto::v1::{ColdImports, FunctionUsage, Needs, PackageInfo, Price, Usage, WorkerOptions};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
@@ -83,6 +83,8 @@ pub struct Lease {
     pub idle_timeout_ms: u64,
     /// Options of its workers.
     pub options: WorkerOptions,
+    /// Secrets, folders and temporary space of its workers.
+    pub needs: Arc<Needs>,
     /// Price as of the grant.
     pub price: Price,
     /// State of its life.

@@ -20,7 +20,7 @@ use sublet_proto::package::{is_device, is_interpreter, runs_on};
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
 use sublet_proto::pu::kind;
-use sublet_proto::v1::{PackageInfo, Price};
+use sublet_proto::v1::{Needs, PackageInfo, Price};
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
@@ -397,6 +397,9 @@ pub(super) fn place(
     chance: &mut Chance,
 ) -> Result<Placement, Error> {
     let search = Search { nodes, request, pools };
+    if !request.needs.is_empty() {
+        search.check_needs()?;
+    }
     if request.terms.is_segment() {
         let placed = segments::place(&search, chance);
         return placed.map(|(choice, part)| Placement { choice, parts: vec![part], why: String::new() });
@@ -491,6 +494,27 @@ impl Search<'_> {
         None
     }
 
+    /// Checks that a node lends all that the request needs, whatever it has free.
+    #[cold]
+    fn check_needs(&self) -> Result<(), Error> {
+        let needs = &self.request.needs;
+        let there = || self.nodes.iter().map(|(_, node)| node).filter(|node| node.is_there());
+        // Without any node the refusal is that of every request.
+        if there().next().is_none() || there().any(|node| node.lacks(needs).is_none()) {
+            return Ok(());
+        }
+        let none_lends = |part: &Needs| there().all(|node| node.lacks(part).is_some());
+        let parts = needs.parts();
+        let message = match parts.iter().find(|(part, _)| none_lends(part)) {
+            Some((_, what)) => format!("no node lends {what}"),
+            None => {
+                let all: Vec<_> = parts.into_iter().map(|(_, what)| what).collect();
+                format!("no node lends all of {}", all.join(", "))
+            }
+        };
+        Err(Error::new(Code::InsufficientResources, message))
+    }
+
     /// Returns the racks of the neighbours, each once.
     fn racks(&self) -> Vec<RackKey> {
         let mut racks = Vec::new();
@@ -533,6 +557,10 @@ impl Search<'_> {
         let gone = || Error::new(Code::InsufficientResources, format!("there is no node {name}"));
         let key = nodes.find(name).ok_or_else(gone)?;
         let node = nodes.get(key).ok_or_else(gone)?;
+        if let Some(what) = node.lacks(&self.request.needs) {
+            let message = format!("node {name} does not lend {what}");
+            return Err(Error::new(Code::InsufficientResources, message));
+        }
         let choices = nodes.classes.fitting(package, pu).filter(|choice| node.seats.has(choice.class));
         let choice = choices.min_by_key(|choice| choice.build).ok_or_else(|| {
             let message = format!("package {} has no build for the processor of node {name}", package.name);
@@ -689,12 +717,16 @@ impl Search<'_> {
     /// Builds the refusal when no node takes the workers, with the amounts that exist and are free.
     #[cold]
     fn refusal(&self, class: ClassKey) -> Error {
-        let Search { nodes, request: ClientRequest { terms, .. }, pools } = *self;
+        let Search { nodes, request, pools } = *self;
+        let terms = &request.terms;
         let (kind, place) = (if terms.shared { "shared places" } else { "cores" }, pools.place());
         let insufficient =
             |message: String| Error::new(Code::InsufficientResources, format!("{message}{place}"));
         let totals = nodes.classes.ranked(class, terms.shared).totals(pools);
         let (asked, free) = (terms.workers, totals.free);
+        if !request.needs.is_empty() {
+            return self.refusal_with_needs(class);
+        }
         let full = |free, all| {
             Error::new(Code::NoCapacity, format!("{asked} {kind} asked, {free} of {all} free{place}"))
         };
@@ -741,6 +773,34 @@ impl Search<'_> {
             "{asked} {kind} and {memory} bytes of memory asked, {free} of {all} {kind} are free, and at most {free_memory} bytes on a node{place}"
         );
         Error::new(Code::NoCapacity, message)
+    }
+}
+
+impl Search<'_> {
+    /// Builds the refusal of a request that only some nodes can take, by what they lend.
+    #[cold]
+    fn refusal_with_needs(&self, class: ClassKey) -> Error {
+        let Search { nodes, request, pools } = *self;
+        let terms = &request.terms;
+        let lends = |node: &&ManagedNode| {
+            node.seats.has(class) && node.is_there() && node.lacks(&request.needs).is_none()
+        };
+        let lending = nodes.iter().map(|(_, node)| node).filter(lends);
+        let lending = lending.filter(|node| nodes.may_be_in(node, pools));
+        let (mut all, mut free) = (0u64, 0u64);
+        for node in lending {
+            all += u64::from(node.capacity.workers(terms.shared));
+            free += u64::from(node.free().workers(terms.shared));
+        }
+        let kind = if terms.shared { "shared places" } else { "cores" };
+        let (asked, place) = (terms.workers, pools.place());
+        let of = "nodes that lend the requested folders and temporary space";
+        let message = format!(
+            "{asked} {kind} and {} bytes of memory asked of {of}, which have {all} {kind}, {free} of them free{place}",
+            terms.memory_bytes
+        );
+        let code = if u64::from(asked) > all { Code::InsufficientResources } else { Code::NoCapacity };
+        Error::new(code, message)
     }
 }
 

@@ -142,6 +142,7 @@ impl Core {
             expires_ms: lease.expires_unix_ms,
             idle_timeout_ms: lease.idle_timeout_ms,
             options: lease.options.unwrap_or(DEFAULT_OPTIONS),
+            needs: Arc::new(lease.needs.clone().unwrap_or_default()),
             price: lease.price.unwrap_or_default(),
             state: LeasePhase::Attached,
             provisional: false,

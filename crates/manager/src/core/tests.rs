@@ -4,6 +4,7 @@ mod choices;
 mod global;
 mod lapses;
 mod moved;
+mod needs;
 mod neighbours;
 mod pools;
 mod preferred_nodes;
@@ -211,6 +212,7 @@ impl CoreFixture {
             }),
             terms: LeaseTerms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
+            needs: Arc::new(asked.needs.clone().unwrap_or_default()),
             wait_ms: asked.wait_ms,
             refusals: Refusals::default(),
         };

@@ -14,11 +14,12 @@ use sublet_proto::v1::{
     EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GrantPackageRequest, GraphDocument,
     GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
     ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
-    ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription, NodeList,
-    PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest, ReadRunRequest,
+    ListRunsRequest, ListSecretsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription,
+    NodeList, PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest, ReadRunRequest,
     RemoveGraphReply, RemoveGraphRequest, RemovePackageReply, RemovePackageRequest, RemoveRunsReply,
-    RemoveRunsRequest, RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest,
-    Role, RunInfo, RunList, RunPage, StoreUse, Tenant, TenantList, Token, TokenList,
+    RemoveRunsRequest, RemoveSecretRequest, RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest,
+    RevokeTokenRequest, Role, RunInfo, RunList, RunPage, SecretInfo, SecretList, SetSecretRequest, StoreUse,
+    Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -34,6 +35,7 @@ use crate::listen::Peer;
 use crate::packages::{Asker, Versions, check_leasable};
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
+use crate::secrets::StoreSecrets;
 use crate::shell::{GrantedLease, PreparedRequest, RequestOutcome, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{RevokedTokens, ShownToken};
@@ -154,6 +156,29 @@ impl Manager for Service {
     async fn bill(&self, request: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
         let caller = caller(&request)?;
         answer(self.0.bill(&caller, request.into_inner()).await)
+    }
+
+    async fn set_secret(&self, request: Request<SetSecretRequest>) -> Result<Response<SecretInfo>, Status> {
+        let (caller, request) = (caller(&request)?, request.into_inner());
+        answer(self.0.set_secret(&caller, request).await)
+    }
+
+    async fn list_secrets(
+        &self,
+        request: Request<ListSecretsRequest>,
+    ) -> Result<Response<SecretList>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.secrets.list(&tenant, &request.get_ref().after).await)
+    }
+
+    async fn remove_secret(
+        &self,
+        request: Request<RemoveSecretRequest>,
+    ) -> Result<Response<SecretInfo>, Status> {
+        let tenant = caller(&request)?.tenant;
+        let removed = self.0.secrets.remove(&tenant, &request.into_inner().name).await;
+        self.0.quotas.removed(&tenant);
+        answer(removed)
     }
 
     async fn deploy_graph(
@@ -306,6 +331,15 @@ impl ServiceParts {
         self.packages.deploy(&caller.tenant, encoded, checked).await
     }
 
+    async fn set_secret(
+        &self,
+        caller: &CallerIdentity,
+        request: SetSecretRequest,
+    ) -> Result<SecretInfo, Error> {
+        self.quotas.admit(Asker::of(caller), StoreSecrets::more(&request)).await?;
+        self.secrets.set(&caller.tenant, request).await
+    }
+
     async fn deploy_graph(&self, caller: &CallerIdentity, document: Vec<u8>) -> Result<GraphInfo, Error> {
         let graph = graphs::CheckedGraph::of(document)?;
         let more = self.graphs.more(&caller.tenant, &graph).await?;
@@ -401,8 +435,10 @@ impl ServiceParts {
             true => Arc::default(),
             false => self.packages.resolve(Asker::of(caller), &asked.package, PackageRight::Execute).await?,
         };
+        let needs = self.needs_of(&caller.tenant, &package, &asked).await?;
         self.quotas.check_leases(Asker::of(caller), self.shell.clock.now_ms())?;
-        let given = self.shell.request(wanted(caller, TokenStatus::Verified, package, asked)?).await?;
+        let wanted = PreparedRequest { needs, ..wanted(caller, TokenStatus::Verified, package, asked)? };
+        let given = self.shell.request(wanted).await?;
         if let RequestOutcome::Leases(granted) = &given {
             self.quotas.add_leases(Asker::of(caller), granted.len(), self.shell.clock.now_ms());
         }
@@ -431,6 +467,9 @@ impl ServiceParts {
             true => Some(Arc::default()),
             false => self.packages.remembered(&asked.package),
         };
+        // Secrets and folders belong to a tenant, which has to be known. Needs of a package depend on its owner.
+        let has_needs = asked.needs.is_some();
+        let package = package.filter(|package| !has_needs && package.needs.is_none());
         let Some(package) = package else {
             return self.request(&verified(verification).await?, asked).await;
         };
@@ -571,6 +610,7 @@ fn wanted(
         standing,
         terms: LeaseTerms::of(&asked)?,
         locality: Locality::of(&asked)?,
+        needs: Arc::default(),
         pu: asked.pu,
         package,
         wait_ms: asked.wait_ms,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::v1::nodes_server::Nodes;
 use sublet_proto::v1::{
-    ConfirmReply, ConfirmRequest, FetchPackageRequest, LeaseGrant, NodeRegistration, NodeReport,
-    NodeReportReply, PackageChunk, PackageRight, ProcessLeaseRequest, Registration,
+    ConfirmReply, ConfirmRequest, FetchPackageRequest, FetchSecretsReply, FetchSecretsRequest, LeaseGrant,
+    NodeRegistration, NodeReport, NodeReportReply, PackageChunk, PackageRight, ProcessLeaseRequest,
+    Registration,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -68,6 +69,19 @@ impl Nodes for Service {
         };
         let granted = self.0.shell.lease_for_process(&asked, package, &caller).await;
         granted.map(Response::new).map_err(Error::into_status)
+    }
+
+    async fn fetch_secrets(
+        &self,
+        request: Request<FetchSecretsRequest>,
+    ) -> Result<Response<FetchSecretsReply>, Status> {
+        let caller = caller(&request)?;
+        let fetched = async {
+            let (tenant, uses) = self.0.shell.secrets_of(&request.get_ref().lease, &caller)?;
+            self.0.secrets.open(&tenant, uses).await
+        };
+        let variables = fetched.await.map_err(Error::into_status)?;
+        Ok(Response::new(FetchSecretsReply { variables }))
     }
 
     async fn fetch_package(

@@ -1,6 +1,7 @@
 //! Leases whose token is verified while they are used: grants, confirmations and revocations.
 
 mod lists;
+mod needs;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use crate::packages::StorePackages;
 use crate::peers::Peers;
 use crate::quotas::Quotas;
 use crate::runs::StoreRuns;
+use crate::secrets::StoreSecrets;
 use crate::shell::Shell;
 use crate::store::SqliteStore;
 use crate::store_managers::StoreManagers;
@@ -65,6 +67,7 @@ async fn fixture() -> ServiceFixture {
         packages: StorePackages::new(database.clone(), clock),
         graphs: Graphs::new(database.clone(), clock),
         runs: StoreRuns::new(database.clone()),
+        secrets: StoreSecrets::new(database.clone(), clock, folder.path().join("secrets.key")),
         bills: Arc::new(Bills::new(database.clone(), clock)),
         store_managers: Arc::new(StoreManagers::new(database.clone(), peers, 1)),
         database: database.clone(),
@@ -105,6 +108,7 @@ fn package() -> CheckedPackage {
         functions: vec!["f".into()],
         builds: vec![PackageBuild { architecture: ARCHITECTURE.into(), ..PackageBuild::default() }],
         profiles: Vec::new(),
+        needs: None,
         size_bytes: 1,
         package: Default::default(),
     }

@@ -6,6 +6,7 @@ use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, PackageInfo, ProcessLeaseRequest, WorkerOptions};
 use sublet_proto::{Code, Error};
 
+use super::secrets::own_needs;
 use super::{PreparedRequest, RequestOutcome, Shell, parse_lease, unknown_lease};
 use crate::auth::CallerIdentity;
 use crate::core::{LeaseTerms, Locality, Refusals, TokenStatus};
@@ -73,6 +74,10 @@ impl Shell {
             token: state.taken.token(id).parse().ok(),
             standing: TokenStatus::Verified,
             pu: kind,
+            needs: match &package {
+                Some(package) => own_needs(package, &state.core.tenant(lease.tenant).name),
+                None => lease.needs.clone(),
+            },
             package: package.unwrap_or_else(|| lease.package.clone()),
             terms: LeaseTerms::of(&LeaseRequest {
                 cores: 1,

@@ -7,9 +7,10 @@ use serde::Deserialize;
 
 use super::{
     KernelLimits, MANIFEST_FILE, NodejsNeeds, PackageKind, Profile, PythonNeeds, check_function_count,
-    check_name, check_path, environment, image, invalid, kernels, nodejs, profile, python,
+    check_name, check_path, environment, image, invalid, kernels, manifest_needs, nodejs, profile, python,
 };
 use crate::Error;
+use crate::v1::Needs;
 
 /// Largest manifest, in bytes.
 pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
@@ -32,6 +33,8 @@ pub struct Manifest {
     pub builds: Vec<Build>,
     /// Kinds of processing units on which its functions are executed; empty: all for which there is a build.
     pub profiles: Vec<Profile>,
+    /// Environment variables, secrets, folders and temporary space of all builds' functions.
+    pub needs: Needs,
 }
 
 /// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all these
@@ -112,6 +115,11 @@ struct Written {
     builds: Vec<Build>,
     #[serde(default, rename = "profile")]
     profiles: Vec<Profile>,
+    environment: Option<toml::Table>,
+    secrets: Option<toml::Value>,
+    #[serde(default)]
+    folders: Vec<String>,
+    temporary_bytes: Option<u64>,
 }
 
 impl Manifest {
@@ -129,8 +137,18 @@ impl Manifest {
         check_name("package", &name)?;
         let profiles = std::mem::take(&mut written.profiles);
         profile::check(&profiles)?;
-        let manifest = Manifest { name, builds: written.builds()?, profiles };
+        let needs = manifest_needs::read(
+            written.environment.take(),
+            written.secrets.take(),
+            std::mem::take(&mut written.folders),
+            written.temporary_bytes,
+        )?;
+        let manifest = Manifest { name, builds: written.builds()?, profiles, needs };
         manifest.builds.iter().try_for_each(Build::check)?;
+        if !manifest.needs.is_empty() {
+            let check = |build: &Build| manifest_needs::check_build(&build.library, build.kind.as_deref());
+            manifest.builds.iter().try_for_each(check)?;
+        }
         Ok(manifest)
     }
 

@@ -197,6 +197,7 @@ pub(super) fn validate(encoded: &[u8], digest: String) -> Result<CheckedPackage,
         functions: Vec::new(),
         builds: vec![build],
         profiles: Vec::new(),
+        needs: None,
         size_bytes: encoded.len() as u64,
         package: crate::v1::Package::default(),
     })

@@ -61,6 +61,8 @@ pub struct Allocation {
     pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
+    /// Environment variables of the functions, and their secrets, folders and temporary space.
+    needs: v1::Needs,
     pub(super) starting: Starting,
 }
 
@@ -91,6 +93,7 @@ impl Allocation {
             pool: None,
             fabric: None,
             interface: None,
+            needs: v1::Needs::default(),
             starting: Starting::default(),
         }
     }
@@ -219,6 +222,32 @@ impl Allocation {
         self
     }
 
+    /// Sets an environment variable of the functions, over one of the same name in the package's manifest. A name has
+    /// letters, digits and `_`, and no digit in front.
+    pub fn variable(mut self, name: impl Into<String>, value: impl Into<String>) -> Allocation {
+        self.needs.variables.push(v1::Variable { name: name.into(), value: value.into() });
+        self
+    }
+
+    /// Gives the functions a secret of the tenant as the value of an environment variable: `sublet secret set` stores it.
+    pub fn secret(mut self, variable: impl Into<String>, name: impl Into<String>) -> Allocation {
+        self.needs.secrets.push(v1::SecretUse { variable: variable.into(), secret: name.into() });
+        self
+    }
+
+    /// Requires nodes that lend this folder, which functions see as `/folders/NAME`.
+    pub fn folder(mut self, name: impl Into<String>) -> Allocation {
+        self.needs.folders.push(name.into());
+        self
+    }
+
+    /// Sets the size of the temporary files of each worker process (`/tmp`), in bytes. They are part of its memory. The
+    /// default is 64 MiB, or the lease's memory if that is less.
+    pub fn temporary_bytes(mut self, bytes: u64) -> Allocation {
+        self.needs.temporary_bytes = bytes;
+        self
+    }
+
     /// Calls a function, on any thread, with each step of a start that takes time: fetching the package and its
     /// environment, and importing modules. It must return soon.
     pub fn on_step(mut self, function: impl Fn(&str) + Send + Sync + 'static) -> Allocation {
@@ -256,7 +285,21 @@ impl Allocation {
         Allocation { cores, memory_bytes, ..self.clone() }
     }
 
+    /// The environment variables, which go to the agents.
+    pub(super) fn variables(&self) -> &[v1::Variable] {
+        &self.needs.variables
+    }
+
+    /// Checks what the functions need.
+    ///
+    /// # Errors
+    /// `invalid_argument` with the name of what is invalid.
+    pub(super) fn check_needs(&self) -> Result<(), Error> {
+        self.needs.check()
+    }
+
     pub(super) fn request(&self) -> v1::LeaseRequest {
+        let needs = v1::Needs { variables: Vec::new(), ..self.needs.clone() };
         v1::LeaseRequest {
             package: self.package.clone(),
             request: String::new(),
@@ -273,6 +316,7 @@ impl Allocation {
             warm: self.warm.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             refused: String::new(),
+            needs: Some(needs).filter(|needs| !needs.is_empty()),
             options: Some(WorkerOptions {
                 slots: self.slots,
                 slot_bytes: self.slot_bytes,
@@ -308,6 +352,16 @@ mod tests {
         assert_eq!((request.shared, request.wait_ms, request.idle_timeout_ms), (true, 1, 2000));
         assert_eq!((request.pu.as_str(), request.package.as_str()), ("gpu", "sha256:1"));
         assert_eq!(request.pool, "balanced");
+        assert!(request.needs.is_none());
+        let needy = allocation
+            .clone()
+            .variable("A", "hidden")
+            .secret("K", "key")
+            .folder("data")
+            .temporary_bytes(1 << 20);
+        let needs = needy.request().needs.unwrap();
+        assert_eq!((needs.variables.len(), needs.secrets.len(), needs.folders.len()), (0, 1, 1));
+        assert!(needy.variables().len() == 1 && !format!("{needy:?}").contains("hidden"));
         let more = allocation.grown_by(2).request();
         assert_eq!((more.cores, more.memory_bytes), (2, 200));
     }

@@ -44,6 +44,7 @@ impl HeldLeases {
         memory: &RegisteredMemory,
         allocation: Allocation,
     ) -> Result<HeldLeases, Error> {
+        allocation.check_needs()?;
         let (spin, terms) = (allocation.spin, allocation.terms()?);
         let client_context = ClientContext {
             arena: memory.0.clone(),
@@ -223,9 +224,9 @@ impl LeaseAcquisition<'_> {
     fn attach(&mut self, grants: Vec<v1::LeaseGrant>) -> Result<Vec<Arc<ClientLease>>, Error> {
         let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
         // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
-        let terms = &self.client_context.terms;
-        let shown: Vec<_> =
-            grants.into_iter().map(|grant| Attaching::begin(grant, terms, &self.here)).collect();
+        let (terms, variables) = (&self.client_context.terms, self.allocation.variables());
+        let shown = grants.into_iter().map(|grant| Attaching::begin(grant, variables, terms, &self.here));
+        let shown: Vec<_> = shown.collect();
         let mut leases: Vec<Arc<ClientLease>> = Vec::new();
         let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
             let number =

@@ -61,7 +61,13 @@ pub(crate) struct Attaching {
 
 impl Attaching {
     /// Shows a grant's ticket to its agent, which attaches the lease and starts its worker process.
-    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &ClientTerms, here: &Here) -> Result<Attaching, Error> {
+    /// The agent also gets the environment variables of the functions.
+    pub(crate) fn begin(
+        grant: v1::LeaseGrant,
+        variables: &[v1::Variable],
+        terms: &ClientTerms,
+        here: &Here,
+    ) -> Result<Attaching, Error> {
         let asked_ns = monotonic_ns();
         let (agent, by) = reach(&grant, terms, here)?;
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
@@ -73,6 +79,7 @@ impl Attaching {
             ticket: grant.ticket,
             start: true,
             fabric,
+            variables: variables.to_vec(),
             ..v1::Attach::default()
         }))?;
         Ok(Attaching { description, package, options, inbox, agent, by, asked_ns })

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 
 use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, SharedBytes, SharedBytesMut};
-use sublet_proto::v1::PackageInfo;
+use sublet_proto::v1::{PackageInfo, Variable};
 use sublet_proto::{Code, Error};
 pub use sublet_xpu::{BufferName, InputSource, OutputSink};
 
@@ -109,6 +109,8 @@ pub struct EngineLoad<'setup> {
     pub workers: u32,
     /// Memory of the lease that the process may allocate, in bytes.
     pub memory_bytes: u64,
+    /// Environment variables of the functions, which the process has set.
+    pub variables: &'setup [Variable],
 }
 
 /// A call's input, in memory that the client can write to.

@@ -37,7 +37,9 @@ pub(super) fn run<E: Engine>(
     let (build, memory_bytes) = (setup.build, setup.memory_bytes);
     let mut engine = None;
     let begin = || {
-        engine = Some(load(&EngineLoad { folder, package: &package, build, workers: 1, memory_bytes })?);
+        let variables = &setup.variables;
+        let load_one = EngineLoad { folder, package: &package, build, workers: 1, memory_bytes, variables };
+        engine = Some(load(&load_one)?);
         Ok(())
     };
     let mut served =

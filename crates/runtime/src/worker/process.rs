@@ -31,6 +31,7 @@ use super::preparation::{STACK_BYTES, limit_memory, status};
 use super::spawned::{self, Execute};
 use super::swapping;
 use super::threads::{FirstWorker, WorkerProcessState};
+use super::variables;
 
 /// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then; or
 /// executes a program in its place. Returns the exit status of the process.
@@ -50,6 +51,7 @@ pub fn run<E: Engine>(
     if let Some(socket) = setup.shim.then(|| descriptors.pop()).flatten() {
         sublet_xpu::provide(PacketSocket::from(socket));
     }
+    variables::set(&setup.variables)?;
     if let Some(program) = setup.program.take() {
         confine(&setup)?;
         if program.path.is_empty() {

@@ -65,7 +65,8 @@ impl WorkerProcessState {
         let folder = Path::new(&setup.package_folder);
         let package = &read_manifest(folder)?;
         let (build, memory_bytes) = (setup.build, setup.memory_bytes);
-        let engine = load(&EngineLoad { folder, package, build, workers, memory_bytes })?;
+        let variables = &setup.variables;
+        let engine = load(&EngineLoad { folder, package, build, workers, memory_bytes, variables })?;
         let loaded_ns = monotonic_ns();
         Ok(WorkerProcessState {
             setup,

@@ -80,6 +80,7 @@ fn lead(blank: &Blank, program: &OwnedFd, started: StartedProgram, pipe: OwnedFd
 fn pass_on(mut plan: CreationPlan, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
     // Both have the same.
     plan.mounts.clear();
+    plan.folders.iter_mut().for_each(|folder| folder.mount = None);
     plan.send(program).map_err(|error| (CreationStep::Plan, error))?;
     match SandboxReport::receive(program, RecvFlags::empty()) {
         Ok(Some((SandboxReport::Made, _))) => Ok(()),

@@ -17,7 +17,10 @@ use super::CreationPlan;
 use super::mounts::{attach, copy};
 use super::names::add_user;
 use super::plan::LayerMounts;
-use super::root::{MountPoint, SCRATCH_POINT, make_place, make_root, mount_scratch, mount_shared};
+use super::root::{
+    FOLDERS_POINT, MountPoint, SCRATCH_POINT, attach_folder, make_place, make_root, mount_scratch,
+    mount_shared,
+};
 use crate::MAX_LAYERS;
 
 /// Folders of the common root that every container sees.
@@ -42,6 +45,9 @@ pub(super) fn enter(plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> 
     }
     for (MountPoint(path), mount) in &plan.mounts {
         attach(mount, Path::new(path))?;
+    }
+    for folder in &plan.folders {
+        attach_folder(folder, &Path::new(FOLDERS_POINT).join(&folder.name))?;
     }
     mount_shared(plan)?;
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
@@ -70,6 +76,9 @@ fn make_folder(path: impl AsRef<Path>) -> io::Result<()> {
 fn make_places(plan: &CreationPlan) -> io::Result<()> {
     let upper = Path::new(UPPER);
     SHOWN.into_iter().chain([SCRATCH_POINT]).try_for_each(|folder| make_folder(upper.join(folder)))?;
+    if !plan.folders.is_empty() {
+        make_folder(upper.join(FOLDERS_POINT))?;
+    }
     fs::set_permissions(upper.join(SCRATCH_POINT), Permissions::from_mode(0o1777))?;
     for (MountPoint(path), mount) in &plan.mounts {
         let path = upper.join(path);

@@ -21,8 +21,9 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use super::CreationPlan;
 use super::container::{UPPER, prepare};
 use super::mounts::{attach, copy};
-use super::root::{MountPoint, make_place};
-use crate::USER;
+use super::plan::FolderMount;
+use super::root::{MountPoint, attach_folder, make_place};
+use crate::{FolderAccess, LENT_FOLDERS, USER};
 
 /// Folder of the bundle, in mounts of this sandbox only. The runtime can reach it with any user of this machine, which
 /// is not so for the agent's folder.
@@ -78,17 +79,32 @@ fn mount_own_view() -> io::Result<()> {
     }
 }
 
-/// Puts what the sandbox is shown where the runtime can bind it from. Gives each place in the container with its source.
-fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+/// A part of what a container is shown.
+pub(super) struct Shown {
+    /// Path in the container.
+    pub(super) place: PathBuf,
+    /// Path from which the runtime binds it.
+    pub(super) source: PathBuf,
+    pub(super) access: FolderAccess,
+}
+
+/// Puts what the sandbox is shown where the runtime can bind it from.
+fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<Shown>> {
     let here = std::env::current_dir()?.join("shown");
     fs::create_dir(&here)?;
     let attach_one = |(number, (MountPoint(place), mounted)): (usize, &(MountPoint, _))| {
         let source = here.join(number.to_string());
         make_place(&source, mounted)?;
         attach(mounted, &source)?;
-        Ok((Path::new("/").join(place), source))
+        Ok(Shown { place: Path::new("/").join(place), source, access: FolderAccess::ReadOnly })
     };
-    plan.mounts.iter().enumerate().map(attach_one).collect()
+    let attach_folder = |folder: &FolderMount| {
+        let source = here.join(format!("folder-{}", folder.name));
+        attach_folder(folder, &source)?;
+        Ok(Shown { place: Path::new(LENT_FOLDERS).join(&folder.name), source, access: folder.access })
+    };
+    let mounts = plan.mounts.iter().enumerate().map(attach_one);
+    mounts.chain(plan.folders.iter().map(attach_folder)).collect()
 }
 
 fn command(runtime: &CStr) -> Vec<CString> {

@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
@@ -12,16 +13,22 @@ use landlock::{
 };
 
 use super::CreationPlan;
-use crate::{NetworkAccess, SCRATCH, SHARED_MEMORY};
+use crate::{FolderAccess, LENT_FOLDERS, NetworkAccess, SCRATCH, SHARED_MEMORY};
 
 /// The newest of Landlock's interfaces of which everything is used.
 const NEWEST: ABI = ABI::V6;
 
 pub(super) fn restrict(plan: &CreationPlan) -> io::Result<()> {
-    apply(plan.network, plan.image.is_some()).map_err(io::Error::other)
+    let writable = plan.folders.iter().filter(|folder| folder.access == FolderAccess::Write);
+    let writable: Vec<_> = writable.map(|folder| Path::new(LENT_FOLDERS).join(&folder.name)).collect();
+    apply(plan.network, plan.image.is_some(), &writable).map_err(io::Error::other)
 }
 
-fn apply(network: NetworkAccess, is_container: bool) -> Result<(), Box<dyn Error + Send + Sync>> {
+fn apply(
+    network: NetworkAccess,
+    is_container: bool,
+    writable: &[PathBuf],
+) -> Result<(), Box<dyn Error + Send + Sync>> {
     let files = AccessFs::from_all(NEWEST);
     let nodes = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock;
     let devices = AccessFs::from_read(NEWEST) | AccessFs::WriteFile | AccessFs::IoctlDev;
@@ -34,14 +41,17 @@ fn apply(network: NetworkAccess, is_container: bool) -> Result<(), Box<dyn Error
     if network == NetworkAccess::None {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
-    ruleset
+    let mut ruleset = ruleset
         .scope(Scope::from_all(NEWEST))?
         .create()?
         .add_rule(PathBeneath::new(PathFd::new("/")?, root))?
         .add_rule(PathBeneath::new(PathFd::new("/dev")?, devices))?
         .add_rule(PathBeneath::new(PathFd::new(SCRATCH)?, scratch))?
-        .add_rule(PathBeneath::new(PathFd::new(SHARED_MEMORY)?, scratch))?
-        .restrict_self()?;
+        .add_rule(PathBeneath::new(PathFd::new(SHARED_MEMORY)?, scratch))?;
+    for folder in writable {
+        ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(folder)?, scratch))?;
+    }
+    ruleset.restrict_self()?;
     Ok(())
 }
 
@@ -69,7 +79,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let tries = move || {
-            apply(NetworkAccess::None, false).unwrap();
+            apply(NetworkAccess::None, false, &[]).unwrap();
             let written = |folder: &tempfile::TempDir| fs::write(folder.path().join("x"), "").err();
             let socket = UnixListener::bind(own.path().join("socket")).err();
             let connected = TcpStream::connect(address).err();

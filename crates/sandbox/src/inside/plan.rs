@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use sublet_proto::v1::SandboxPlan;
+use sublet_proto::v1::{PlannedFolder, SandboxPlan};
 
 use super::{MountPoint, OutputTarget, PROGRAM};
-use crate::{Devices, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
+use crate::{Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
 
 /// Codes of a plan for the destination of output.
 const LOG: u32 = 1;
@@ -21,6 +21,8 @@ pub(crate) struct CreationPlan {
     pub(super) mounts: Vec<(MountPoint, OwnedFd)>,
     /// Layers of the image, for a container.
     pub(super) image: Option<LayerMounts>,
+    /// Folders that are lent to the sandbox.
+    pub(super) folders: Vec<FolderMount>,
     /// Path of the program in the sandbox.
     pub(super) program: CString,
     pub(super) args: Vec<CString>,
@@ -39,6 +41,15 @@ pub(crate) struct CreationPlan {
     pub(super) processes: Option<u32>,
 }
 
+/// A folder that is lent to the sandbox.
+pub(crate) struct FolderMount {
+    /// Name of the folder beneath [`crate::LENT_FOLDERS`].
+    pub(super) name: String,
+    pub(super) access: FolderAccess,
+    /// Detached mount; none in a process that shares the mounts of the first.
+    pub(super) mount: Option<OwnedFd>,
+}
+
 /// The layers of an image as detached mounts, the lowest first, and where in it the program begins.
 pub(crate) struct LayerMounts {
     pub(super) layers: Vec<OwnedFd>,
@@ -53,7 +64,7 @@ impl CreationPlan {
         SandboxId(id): SandboxId,
         spec: Spec,
         mounts: Vec<(MountPoint, OwnedFd)>,
-        layers: Vec<OwnedFd>,
+        (layers, folders): (Vec<OwnedFd>, Vec<OwnedFd>),
         kept: &[CString],
     ) -> io::Result<CreationPlan> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
@@ -74,9 +85,15 @@ impl CreationPlan {
             None => OutputTarget::Common(rustix::stdio::stderr().try_clone_to_owned()?),
         };
         let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
+        let folders = spec.lent_folders.into_iter().zip(folders).map(|(folder, mount)| FolderMount {
+            name: folder.name,
+            access: folder.access,
+            mount: Some(mount),
+        });
         Ok(CreationPlan {
             mounts,
             image,
+            folders: folders.collect(),
             program,
             args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
             env: env.collect::<Result<_, _>>()?,
@@ -125,6 +142,14 @@ impl CreationPlan {
                 .unwrap_or_default(),
             runtime: runtime.map(bytes_of).unwrap_or_default(),
             kept: bytes(self.kept),
+            folders: self
+                .folders
+                .iter()
+                .map(|folder| PlannedFolder {
+                    name: folder.name.clone(),
+                    writable: folder.access == FolderAccess::Write,
+                })
+                .collect(),
             devices: wire::encode_devices(self.devices),
             id: self.id,
             output: match &self.output {
@@ -135,13 +160,14 @@ impl CreationPlan {
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
+        let folders = self.folders.iter().filter_map(|folder| folder.mount.as_ref()).map(AsFd::as_fd);
         let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(OutputTarget::as_fd));
         debug_assert_eq!(
             message.layers == 0,
             self.image.is_none(),
             "a container without layers is read as a process"
         );
-        wire::send(link, &message, &mounts.chain(layers).chain(own).collect::<Vec<_>>())
+        wire::send(link, &message, &mounts.chain(layers).chain(folders).chain(own).collect::<Vec<_>>())
     }
 }
 
@@ -150,7 +176,7 @@ fn layer_count(layers: &[OwnedFd]) -> u32 {
     layers.len() as u32
 }
 
-/// Waits for it.
+/// Waits for the plan.
 pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
     // Without one the spawner is gone, and this process about to be killed.
     let (message, mut fds) = wire::receive::<SandboxPlan>(link)?.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -163,8 +189,19 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
     let control = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
     let places = message.places.into_iter().map(MountPoint::of_number).collect::<Option<Vec<_>>>();
     let layers = message.layers as usize;
-    let is_whole = |places: &Vec<MountPoint>| places.len() + layers == fds.len();
-    let places = places.filter(is_whole).ok_or(io::ErrorKind::InvalidData)?;
+    let places = places.ok_or(io::ErrorKind::InvalidData)?;
+    let folder_mounts = fds.len().checked_sub(places.len() + layers).ok_or(io::ErrorKind::InvalidData)?;
+    // A process that shares the mounts of the first gets none.
+    if folder_mounts != 0 && folder_mounts != message.folders.len() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut folder_mounts = fds.split_off(places.len() + layers).into_iter();
+    let folders = message.folders.into_iter().map(|PlannedFolder { name, writable }| FolderMount {
+        name,
+        access: if writable { FolderAccess::Write } else { FolderAccess::ReadOnly },
+        mount: folder_mounts.next(),
+    });
+    let folders = folders.collect();
     let layers = fds.split_off(places.len());
     let working_folder = CString::new(message.working_folder)?;
     let runtime = Some(message.runtime).filter(|path| !path.is_empty()).map(CString::new).transpose()?;
@@ -172,6 +209,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
     Ok(CreationPlan {
         mounts: places.into_iter().zip(fds).collect(),
         image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder, runtime }),
+        folders,
         program: CString::new(message.program)?,
         args: text(message.args)?,
         env: text(message.env)?,

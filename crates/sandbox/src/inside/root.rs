@@ -14,9 +14,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fs::CWD;
-use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount, unmount};
+use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, mount_remount, move_mount, unmount};
 
 use super::mounts::{SHARED_POINT, attach, attach_copy, copy};
+use super::plan::FolderMount;
 use super::{CreationPlan, processes};
 use crate::Devices;
 
@@ -64,6 +65,8 @@ const PLACES: [MountPoint; 17] = [
     MountPoint::ENVIRONMENT,
 ];
 
+/// Mount point of [`crate::LENT_FOLDERS`] in the common root.
+pub(crate) const FOLDERS_POINT: &str = "folders";
 /// Mount point of [`crate::SCRATCH`] in the common root.
 pub(super) const SCRATCH_POINT: &str = "tmp";
 const PAGE_BYTES: u64 = 4096;
@@ -121,10 +124,30 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
     };
     mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", flags)?;
     mount_shared(plan)?;
+    if !plan.folders.is_empty() {
+        mount_folders(plan)?;
+    }
     for (path, mount) in plan.kept.iter().zip(kept) {
         show_again(Path::new(OsStr::from_bytes(path.to_bytes())), &mount)?;
     }
     make_root()
+}
+
+/// Mounts the folders that are lent to the sandbox, in a read-only folder of its own.
+fn mount_folders(plan: &CreationPlan) -> io::Result<()> {
+    mount_scratch(FOLDERS_POINT, 0, plan.folders.len() as u64, "755", MountFlags::NOEXEC)?;
+    for folder in &plan.folders {
+        attach_folder(folder, &Path::new(FOLDERS_POINT).join(&folder.name))?;
+    }
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount_remount(FOLDERS_POINT, flags | MountFlags::NOEXEC, "")?)
+}
+
+/// Mounts a lent folder at a path where nothing is yet.
+pub(super) fn attach_folder(folder: &FolderMount, path: &Path) -> io::Result<()> {
+    let mount = folder.mount.as_ref().ok_or(io::ErrorKind::InvalidData)?;
+    make_place(path, mount)?;
+    attach(mount, path)
 }
 
 /// Shows what the sandbox's own files have covered.

@@ -16,7 +16,7 @@ use super::template::TemplateProcess;
 use super::{SpawnMeans, Workshop, root};
 use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
-use crate::{IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
+use crate::{FolderAccess, IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
@@ -81,6 +81,7 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
     let view = view.and_then(|view| root::show_view(&mut mounts, &view).map(|()| view));
     let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;
+    let folders = root::folders_of(&spec)?;
     let mut sandbox = match &spec.kind {
         IsolationKind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
         kind => workshop.take(spec.network, matches!(kind, IsolationKind::Delegated { .. }))?,
@@ -88,9 +89,14 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
+    let writable = spec.lent_folders.iter().zip(&folders);
+    let mut writable = writable.filter(|(folder, _)| folder.access == FolderAccess::Write);
+    writable
+        .try_for_each(|(_, mount)| sandbox.make_owner(mount.as_fd()))
+        .map_err(failed("giving a sandbox its part of a lent folder (its file system has to map owners)"))?;
     sandbox.keep(view);
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan = CreationPlan::new(id, spec, mounts, layers, &workshop.means.kept)
+    let plan = CreationPlan::new(id, spec, mounts, (layers, folders), &workshop.means.kept)
         .map_err(failed("reading a specification"))?;
     let told = plan.send(sandbox.link());
     told.map_err(|error| {

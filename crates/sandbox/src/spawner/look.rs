@@ -145,6 +145,7 @@ fn run_inside(mut table: SandboxTable) -> Result<ProgramEnd, SandboxError> {
         program,
         args: vec![INSIDE.into()],
         env: Vec::new(),
+        lent_folders: Vec::new(),
         folder: None,
         control,
         log: None,

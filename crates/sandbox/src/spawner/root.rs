@@ -18,11 +18,13 @@ use rustix::mount::{
 use super::opened_files::OpenedFiles;
 use super::view::{ResourceView, Views};
 use crate::inside::{
-    DRIVER_FOLDERS, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS, user_entry,
+    DRIVER_FOLDERS, FOLDERS_POINT, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS,
+    user_entry,
 };
 use crate::system::{self, restrict_mount};
 use crate::{
-    Devices, IsolationKind, NetworkAccess, SCRATCH, SandboxError, SandboxProgram, Spec, Template, USER,
+    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, SCRATCH, SandboxError, SandboxProgram,
+    Spec, Template, USER,
 };
 
 /// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
@@ -67,8 +69,8 @@ pub(super) fn mount_common(
 ) -> io::Result<()> {
     mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=755"))?;
     rustix::process::chdir(folder)?;
-    for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr", MountPoint::FOLDER.0, MountPoint::ENVIRONMENT.0]
-    {
+    let own = [MountPoint::FOLDER.0, MountPoint::ENVIRONMENT.0, FOLDERS_POINT];
+    for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr"].into_iter().chain(own) {
         fs::create_dir(folder)?;
     }
     views.write_common(Path::new("."), TEMPLATE_MEMORY_BYTES)?;
@@ -176,6 +178,23 @@ pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &Resource
     Ok(())
 }
 
+/// The folders that are lent to a sandbox, in the order of the specification.
+pub(super) fn folders_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
+    let fixed = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    let one = |folder: &LentFolder| {
+        let mount = match folder.access {
+            FolderAccess::ReadOnly => detached(&folder.path, fixed),
+            FolderAccess::Write => copied(&folder.path).and_then(|tree| {
+                restrict_mount(tree.as_fd(), fixed)?;
+                Ok(tree)
+            }),
+        };
+        let what = || format!("showing a sandbox the lent folder {}", folder.name);
+        mount.map_err(|error| SandboxError::system(what(), error))
+    };
+    spec.lent_folders.iter().map(one).collect()
+}
+
 /// The folder of an environment, as sandboxes and templates are shown it.
 pub(super) fn shown_environment(folder: &Path) -> io::Result<OwnedFd> {
     detached(folder, libc::MOUNT_ATTR_NODEV)
@@ -243,12 +262,17 @@ fn show_from(
 
 /// A file or folder of the host, as a read-only mount that is not anywhere yet.
 fn detached(path: &Path, attributes: u64) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let tree = match open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE) {
-        // Mounts beneath this one cannot be copied.
-        Err(Errno::INVAL) => open_tree(CWD, path, flags)?,
-        tree => tree?,
-    };
+    let tree = copied(path)?;
     restrict_mount(tree.as_fd(), libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | attributes)?;
     Ok(tree)
+}
+
+/// A copy of the mount of a file or folder of the host that is not anywhere yet.
+fn copied(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    match open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE) {
+        // Mounts beneath this one cannot be copied.
+        Err(Errno::INVAL) => Ok(open_tree(CWD, path, flags)?),
+        tree => Ok(tree?),
+    }
 }

@@ -70,7 +70,14 @@ fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Resul
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.wasm"), module).unwrap();
     fs::write(folder.path().join(MANIFEST_FILE), manifest).unwrap();
-    let load = EngineLoad { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
+    let load = EngineLoad {
+        folder: folder.path(),
+        package,
+        build: 0,
+        workers: 1,
+        memory_bytes: LEASE_BYTES,
+        variables: &[],
+    };
     let engine = WasmEngine::load(&load)?;
     Ok(LoadedModule {
         engine,

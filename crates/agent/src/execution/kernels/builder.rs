@@ -45,6 +45,7 @@ impl BuilderProcess {
         let BuildOrder { program, kind, what, folder, limits } = order;
         let (socket, inside) = PacketSocket::pair()?;
         let spec = Spec {
+            lent_folders: Vec::new(),
             kind: sublet_sandbox::IsolationKind::Process,
             program: SandboxProgram::Outside(program.to_owned()),
             args: vec![kind.name().into(), what],

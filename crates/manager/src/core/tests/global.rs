@@ -75,6 +75,7 @@ impl CoreFixture {
             package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
             terms: LeaseTerms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
+            needs: Arc::new(asked.needs.clone().unwrap_or_default()),
             wait_ms: asked.wait_ms,
             refusals: Refusals::by(refused),
         };

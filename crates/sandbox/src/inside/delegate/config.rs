@@ -2,14 +2,15 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::Shown;
 use crate::inside::CreationPlan;
 use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
-use crate::{SHARED_MEMORY, USER};
+use crate::{FolderAccess, SHARED_MEMORY, USER};
 
 /// The version of the specification that this module uses.
 const VERSION: &str = "1.0.2";
@@ -28,11 +29,7 @@ const MASKED: [&str; 9] = [
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// For a plan, with what is shown in the container, and from where.
-pub(super) fn of(
-    plan: &CreationPlan,
-    image: &LayerMounts,
-    shown: &[(PathBuf, PathBuf)],
-) -> io::Result<String> {
+pub(super) fn of(plan: &CreationPlan, image: &LayerMounts, shown: &[Shown]) -> io::Result<String> {
     let words = std::iter::once(&plan.program).chain(plan.args.iter().skip(1));
     let args = words.map(|word| text(word)).collect::<Result<Vec<_>, _>>()?;
     let env = plan.env.iter().map(|variable| text(variable)).collect::<Result<Vec<_>, _>>()?;
@@ -63,7 +60,7 @@ pub(super) fn of(
     Ok(config.to_string())
 }
 
-fn mounts(shown: &[(PathBuf, PathBuf)], shared_bytes: u64) -> io::Result<Vec<Value>> {
+fn mounts(shown: &[Shown], shared_bytes: u64) -> io::Result<Vec<Value>> {
     let mut mounts = vec![
         json!({
             "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"],
@@ -77,10 +74,14 @@ fn mounts(shown: &[(PathBuf, PathBuf)], shared_bytes: u64) -> io::Result<Vec<Val
             "options": ["nosuid", "nodev", "noexec", "mode=1777", format!("size={shared_bytes}")],
         }),
     ];
-    for (place, source) in shown {
+    for Shown { place, source, access } in shown {
+        let access = match access {
+            FolderAccess::ReadOnly => "ro",
+            FolderAccess::Write => "rw",
+        };
         mounts.push(json!({
             "destination": path_text(place)?, "type": "bind", "source": path_text(source)?,
-            "options": ["rbind", "ro", "nosuid", "nodev"],
+            "options": ["rbind", access, "nosuid", "nodev"],
         }));
     }
     Ok(mounts)

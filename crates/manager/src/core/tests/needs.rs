@@ -1,0 +1,88 @@
+//! Folders and temporary space: requests are placed only on nodes that lend them.
+
+use sublet_proto::v1::{LentFolder, Needs};
+
+use super::*;
+
+fn lending(name: &str, cores: u32, folders: &[&str], temporary_bytes: u64) -> NodeDescription {
+    let folder = |name: &&str| LentFolder { name: name.to_string(), writable: false };
+    NodeDescription { folders: folders.iter().map(folder).collect(), temporary_bytes, ..node(name, cores) }
+}
+
+fn needing(cores: u32, folders: &[&str], temporary_bytes: u64) -> LeaseRequest {
+    let folders = folders.iter().map(ToString::to_string).collect();
+    LeaseRequest { needs: Some(Needs { folders, temporary_bytes, ..Needs::default() }), ..asked(cores) }
+}
+
+fn fixture() -> CoreFixture {
+    let mut fixture = CoreFixture::new();
+    for (number, description) in [
+        lending("plain", 8, &[], 0),
+        lending("small", 1, &["data"], 1 << 20),
+        lending("both", 2, &["data", "work"], 1 << 20),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        fixture.register(description, number as u128 + 1, Vec::new()).unwrap();
+    }
+    fixture
+}
+
+fn nodes(fixture: &mut CoreFixture, asked: &LeaseRequest) -> Vec<String> {
+    let leases = fixture.grant(asked);
+    let name = |id: &LeaseId| {
+        let lease = fixture.core.lease(*id).unwrap();
+        assert_eq!(Some(lease.needs.as_ref()), asked.needs.as_ref());
+        fixture.core.node(lease.node).unwrap().name.to_string()
+    };
+    let mut names: Vec<_> = leases.iter().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn lease_is_placed_only_on_nodes_that_lend_its_folders() {
+    let mut fixture = fixture();
+    assert_eq!(nodes(&mut fixture, &needing(1, &["work"], 0)), ["both"]);
+    assert_eq!(nodes(&mut fixture, &needing(2, &["data"], 0)), ["both", "small"]);
+    let refused = fixture.refusal(&needing(1, &["data"], 0));
+    assert_eq!(refused.code, Code::NoCapacity);
+    assert!(refused.message.contains("which have 3 cores, 0 of them free"), "{refused}");
+    assert_eq!(nodes(&mut fixture, &needing(8, &[], 2 << 20)), ["plain"]);
+}
+
+#[test]
+fn refusal_names_what_no_node_lends() {
+    let mut fixture = fixture();
+    for (asked, named) in [
+        (needing(1, &["data", "tapes"], 0), "folder \"tapes\""),
+        (needing(1, &["data"], 2 << 20), "2097152 bytes of temporary space"),
+        (needing(4, &["data"], 0), "4 cores"),
+    ] {
+        let refused = fixture.refusal(&asked);
+        assert_eq!(refused.code, Code::InsufficientResources, "{refused}");
+        assert!(refused.message.contains(named), "{refused}");
+    }
+}
+
+#[test]
+fn groups_for_a_global_manager_are_apart_by_what_their_nodes_lend() {
+    let mut fixture = fixture();
+    fixture.register(lending("more", 1, &["data"], 1 << 20), 9, Vec::new()).unwrap();
+    let groups = fixture.core.groups();
+    let lent: Vec<_> = groups.iter().map(|group| (group.folders.len(), group.all.unwrap().cores)).collect();
+    assert_eq!(lent, [(0, 8), (1, 2), (2, 2)]);
+}
+
+#[test]
+fn needs_are_those_of_the_ticket_after_a_restart() {
+    let mut before = fixture();
+    let leases = before.grant(&needing(1, &["work"], 1 << 20));
+    let described = before.core.describe(before.core.lease(leases[0]).unwrap());
+    let mut after = CoreFixture::of_epoch(2);
+    let brought = AgentLease { lease: Box::new(described), report: runs(leases[0], 1), remaining_ms: 10_000 };
+    after.register(lending("both", 2, &["data", "work"], 1 << 20), 3, vec![brought]).unwrap();
+    let needs = &after.core.lease(leases[0]).unwrap().needs;
+    assert_eq!((needs.folders.as_slice(), needs.temporary_bytes), (&["work".to_owned()][..], 1 << 20));
+}

@@ -1,0 +1,118 @@
+//! The parts of `sublet.toml` that say what functions need beside cores and memory: `[environment]`, `secrets`,
+//! `folders` and `temporary_bytes`.
+
+use super::{MANIFEST_FILE, PackageKind, invalid};
+use crate::Error;
+use crate::needs::parse_secret_use;
+use crate::v1::{Needs, SecretUse, Variable};
+
+/// Reads the needs of a manifest.
+///
+/// # Errors
+/// `invalid_package` with the name of what is wrong.
+pub(super) fn read(
+    environment: Option<toml::Table>,
+    secrets: Option<toml::Value>,
+    folders: Vec<String>,
+    temporary_bytes: Option<u64>,
+) -> Result<Needs, Error> {
+    let needs = Needs {
+        variables: environment.into_iter().flatten().map(variable).collect::<Result<_, _>>()?,
+        secrets: secrets.map(secret_uses).transpose()?.unwrap_or_default(),
+        folders,
+        temporary_bytes: temporary_bytes.unwrap_or_default(),
+    };
+    needs.check().map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message)))?;
+    Ok(needs)
+}
+
+fn variable((name, value): (String, toml::Value)) -> Result<Variable, Error> {
+    match value {
+        toml::Value::String(value) => Ok(Variable { name, value }),
+        _ => Err(wrong(&format!(
+            "sets the environment variable {name} to something else than text in quotation marks"
+        ))),
+    }
+}
+
+/// A list of names, or a table of variables and names.
+fn secret_uses(secrets: toml::Value) -> Result<Vec<SecretUse>, Error> {
+    let other = || {
+        wrong("has secrets that are neither a list of names nor a table of variables and names of secrets")
+    };
+    let text = |value: toml::Value| match value {
+        toml::Value::String(text) => Ok(text),
+        _ => Err(other()),
+    };
+    match secrets {
+        toml::Value::Array(names) => {
+            names.into_iter().map(|name| text(name).map(|name| parse_secret_use(&name))).collect()
+        }
+        toml::Value::Table(uses) => {
+            let one = |(variable, secret)| text(secret).map(|secret| SecretUse { variable, secret });
+            uses.into_iter().map(one).collect()
+        }
+        _ => Err(other()),
+    }
+}
+
+/// Refuses needs of builds that can have none: kernels execute without an operating system, and environments have no
+/// functions.
+pub(super) fn check_build(library: &str, kind: Option<&str>) -> Result<(), Error> {
+    let Some(name) = kind else { return Ok(()) };
+    let kind = PackageKind::parse(name).ok();
+    if !kind.is_some_and(|kind| kind.is_of_kernels() || kind == PackageKind::Environment) {
+        return Ok(());
+    }
+    Err(wrong(&format!(
+        "has an [environment], secrets, folders or temporary_bytes, which the build {library} of the kind {name} cannot have"
+    )))
+}
+
+fn wrong(what: &str) -> Error {
+    invalid(format!("{MANIFEST_FILE} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::package::Manifest;
+
+    const HEAD: &str = "name = 'p'\nlibrary = 'p.so'\n";
+
+    fn message(text: &str) -> String {
+        Manifest::parse(&format!("{HEAD}{text}")).unwrap_err().message
+    }
+
+    #[test]
+    fn manifest_names_variables_secrets_folders_and_space() {
+        let text = format!(
+            "{HEAD}secrets = ['KEY']\nfolders = ['data']\ntemporary_bytes = 1048576\n[environment]\nLEVEL = '3'"
+        );
+        let needs = Manifest::parse(&text).unwrap().needs;
+        assert_eq!((needs.variables[0].name.as_str(), needs.variables[0].value.as_str()), ("LEVEL", "3"));
+        assert_eq!((needs.secrets[0].variable.as_str(), needs.secrets[0].secret.as_str()), ("KEY", "KEY"));
+        assert_eq!((needs.folders, needs.temporary_bytes), (vec!["data".to_owned()], 1 << 20));
+        let text = format!("{HEAD}[secrets]\nDB_KEY = 'db-key'");
+        let needs = Manifest::parse(&text).unwrap().needs;
+        assert_eq!(
+            (needs.secrets[0].variable.as_str(), needs.secrets[0].secret.as_str()),
+            ("DB_KEY", "db-key")
+        );
+        assert!(Manifest::parse(HEAD).unwrap().needs.is_empty());
+    }
+
+    #[test]
+    fn manifest_with_invalid_needs_is_refused_by_name() {
+        assert!(message("[environment]\nPORT = 8080").contains("PORT"));
+        assert!(message("[environment]\nLD_PRELOAD = 'x'").contains("LD_PRELOAD"));
+        assert!(message("secrets = ['db-key']").contains("db-key"));
+        assert!(message("secrets = 'KEY'").contains("neither a list"));
+        assert!(message("secrets = [1]").contains("neither a list"));
+        assert!(message("folders = ['../etc']").contains("../etc"));
+        assert!(message("temporary_bytes = 1").contains("temporary space"));
+        assert!(message("secrets = ['A']\n[environment]\nA = 'x'").contains("A is set twice"));
+        let kernels =
+            "name = 'p'\nlibrary = 'p.cl'\nkind = 'opencl'\n[[function]]\nname = 'f'\n[environment]\nA = ''";
+        assert!(Manifest::parse(kernels).unwrap_err().message.contains("opencl"));
+    }
+}
