@@ -29,6 +29,7 @@ struct arguments {
     std::string output;
     std::size_t options = 1'000'000;
     std::size_t workers = 2;
+    std::size_t threads = 0; // 0: the number of workers
     std::size_t runs = 20;
     std::size_t repeat = 5;
     bool json = false;
@@ -38,7 +39,8 @@ const char *const USAGE = R"(usage: blackscholes [OPTION...]
   --options N    price N generated options (1000000)
   --input FILE   price the options of a file in PARSEC's format instead
   --output FILE  write the prices as PARSEC does
-  --workers N    threads, and leased cores (2)
+  --workers N    leased cores (2)
+  --threads N    threads that price all options without leased cores (the number of workers)
   --runs N       price each option N times, as PARSEC's NUM_RUNS (20)
   --repeat N     measure N times and take medians (5)
   --library FILE the shared object of the function (./libblackscholes.so)
@@ -75,6 +77,8 @@ arguments parse(int argc, char **argv) {
             result.options = parse_count(name, value);
         } else if (name == "--workers") {
             result.workers = parse_count(name, value);
+        } else if (name == "--threads") {
+            result.threads = parse_count(name, value);
         } else if (name == "--runs") {
             result.runs = parse_count(name, value);
         } else if (name == "--repeat") {
@@ -157,11 +161,11 @@ std::string plural(std::size_t count, const char *what) {
 std::vector<way> measure(const pricing &work, const sublet::invoker &invoker, std::size_t count,
                          const arguments &given) {
     const range all{0, count};
-    const std::size_t workers = given.workers;
+    const std::size_t workers = given.workers, threads = given.threads == 0 ? workers : given.threads;
     const std::size_t here = (workers + 1) / 2, there = std::max<std::size_t>(workers / 2, 1);
     auto alloc = invoker.allocator<double>();
     std::vector<way> ways;
-    ways.push_back({plural(workers, "thread"), [&, all](double *out) { work.on_threads(all, workers, out); },
+    ways.push_back({plural(threads, "thread"), [&, all, threads](double *out) { work.on_threads(all, threads, out); },
                     alloc.output(count), {}});
     ways.push_back({plural(workers, "leased worker"), [&, all](double *out) { work.on_workers(all, workers, out); },
                     alloc.output(count), {}});

@@ -22,10 +22,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _LACKS = [
     (r"could not import '(\w+)", lambda name: importlib.util.find_spec(name) is None),
     (r"no C compiler", lambda: shutil.which("cc") is None),
-    (r"no mpiexec", lambda: shutil.which("mpiexec") is None),
+    (r"no network namespaces", lambda: not _makes_network_namespaces()),
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"it forks", lambda: sys.platform != "linux"),
 ]
+
+
+def _makes_network_namespaces():
+    rights = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    made = subprocess.run(["unshare", *rights, "--net", "--mount", "true"], check=False, capture_output=True)
+    return made.returncode == 0
 
 
 def _is_excused(reason):
