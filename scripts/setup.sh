@@ -15,7 +15,7 @@ readonly SECOND_PU_TOOLS=(ip:iproute2)
 # The compilers of the guard (see crates/runtime/build.rs), and what makes and checks packages and images.
 readonly DIST_TOOLS=(aarch64-linux-gnu-g++:g++-aarch64-linux-gnu dpkg-deb:dpkg lintian:lintian debootstrap:debootstrap umoci:umoci
     crun:crun)
-readonly DIST_TARGETS=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu)
+readonly DIST_TARGETS=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-musl)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
@@ -34,7 +34,8 @@ readonly PYTHON_FOLDER=target/tools/python
 readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
 # The programs that compile and link for an older C library, and for other processors.
 readonly DIST_FOLDER=target/tools/dist
-readonly DIST_MODULES=(ziglang==0.17.1 cargo-zigbuild==0.24.1)
+readonly DIST_MODULES=(ziglang==0.17.1 cargo-zigbuild==0.24.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 pyyaml==6.0.4
+    py-rattler-build==0.73.0)
 # The programs that build the documentation site.
 readonly MKDOCS_FOLDER=target/tools/mkdocs
 readonly MKDOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6)

@@ -41,18 +41,12 @@ changelog() {
         sublet "$VERSION" "$VERSION" "$MAINTAINER" "$(LC_ALL=C date --utc --rfc-email --date="@${SOURCE_DATE_EPOCH:?}")"
 }
 
-# The licence of Sublet and those of what is linked into its programs.
-copyright() {
-    cat "$SOURCES/copyright"
-    printf '\n'
-    sed 's/^$/./; s/^/ /' "$NOTICES"
-}
-
 documents() {
     local name=$1 folder=$STAGE/$1/usr/share/doc/$1
     mkdir -p "$folder"
     changelog | gzip -9n >"$folder/changelog.gz"
-    copyright >"$folder/copyright"
+    sed "s/@NAME@/$name/" "$SOURCES/copyright" >"$folder/copyright"
+    gzip -9n <"$NOTICES" >"$folder/third-party-notices.gz"
     if [[ -e $SOURCES/$name.lintian-overrides ]]; then
         install -D --mode=644 "$SOURCES/$name.lintian-overrides" "$STAGE/$name/usr/share/lintian/overrides/$name"
     fi
@@ -88,5 +82,5 @@ for name in sublet libsublet0 libsublet-dev; do
     chmod -R go=rX,u+rw "$STAGE/$name"
     find "$STAGE/$name" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
     dpkg-deb --root-owner-group -Zxz --build "$STAGE/$name" "$FOLDER/${name}_${VERSION}_$ARCHITECTURE.deb"
-    lintian --fail-on error,warning --no-tag-display-limit "$FOLDER/${name}_${VERSION}_$ARCHITECTURE.deb"
+    lintian --allow-root --fail-on error,warning --tag-display-limit 0 "$FOLDER/${name}_${VERSION}_$ARCHITECTURE.deb"
 done

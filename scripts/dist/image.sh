@@ -9,7 +9,7 @@ set -euo pipefail
 readonly WORK=${1:?usage: scripts/dist/image.sh WORK FOLDER} FOLDER=${2:?usage: scripts/dist/image.sh WORK FOLDER}
 readonly VERSION=${SUBLET_VERSION:?} ARCHITECTURE=${SUBLET_IMAGE:?} DEBIAN=${SUBLET_DEBIAN:?} NOTICES=${SUBLET_NOTICES:?}
 readonly SUITE=trixie
-readonly PACKAGES=(libc6 libgcc-s1 libstdc++6 zlib1g libffi8 libexpat1 libssl3t64 liblzma5 libbz2-1.0 libzstd1 libuuid1
+readonly PACKAGES=(libc6 libgcc-s1 libstdc++6 zlib1g libffi8 libexpat1 libssl3t64 liblzma5 libbz2-1.0 libzstd1 libuuid1 libsqlite3-0
     python3.13-minimal libpython3.13-minimal libpython3.13-stdlib)
 # Number of the user; agents of Kubernetes name it too.
 readonly USER_ID=64128
@@ -88,5 +88,9 @@ umoci config --image "$LAYOUT:$VERSION" --architecture "$ARCHITECTURE" --os linu
     --config.label "org.opencontainers.image.version=$VERSION" --config.label org.opencontainers.image.licenses=Apache-2.0 \
     --config.label org.opencontainers.image.title=sublet
 umoci gc --layout "$LAYOUT"
+if [[ $DEBIAN == "$(dpkg --print-architecture)" ]]; then
+    umoci unpack --image "$LAYOUT:$VERSION" "$WORK/bundle"
+    python3 scripts/dist/try_image.py "$WORK/bundle"
+fi
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$LAYOUT" -cf "$FOLDER/sublet-$VERSION-$ARCHITECTURE.oci.tar" .
 echo "the tree of the image has $(du --apparent-size -sm "$TREE" | cut -f 1) MB"

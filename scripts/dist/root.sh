@@ -36,7 +36,7 @@ compile_python() {
         mkdir -p /usr/src/python
         cd /usr/src/python
         apt-get --quiet=2 -o APT::Sandbox::User=root source --download-only $PYTHON_SOURCE
-        tar --extract --strip-components=1 --file ${PYTHON_SOURCE}_*.orig.tar.xz
+        tar --extract --strip-components=1 --file ${PYTHON_SOURCE}_*.orig.tar.*
         ./configure --quiet --prefix=/opt/python
         make --silent --jobs=2
         make --silent install
@@ -48,11 +48,14 @@ compile_python() {
     exit
 }
 [[ $(id -u) -eq 0 ]] || stop "only root can make a root file system"
-rm -rf --one-file-system "$ROOT"
 mkdir -p "$(dirname "$ROOT")"
 {
-    # What it mounts there is gone with it.
-    PATH=$PATH:/usr/sbin:/sbin unshare --mount debootstrap --variant=minbase --include="$PACKAGES" "$SUITE" "$ROOT"
+    if [[ ! -e $ROOT/bootstrapped ]]; then
+        rm -rf --one-file-system "$ROOT"
+        # What it mounts there is gone with it.
+        PATH=$PATH:/usr/sbin:/sbin unshare --mount debootstrap --variant=minbase --include="$PACKAGES" "$SUITE" "$ROOT"
+        touch "$ROOT/bootstrapped"
+    fi
     has_new_python || compile_python
 } >&2
 touch "$ROOT/complete"

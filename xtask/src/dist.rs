@@ -39,6 +39,7 @@ const PARTS: &[(&str, Part)] = &[
     ("wheel", wheel::make),
     ("free-threaded-wheel", wheel::make_free_threaded),
     ("archive", archive::make),
+    ("static", archive::make_static),
     ("deb", package::deb),
     ("image", package::image),
     ("recipes", package::recipes),
@@ -62,7 +63,8 @@ pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let dist = Dist { target: named(&triple)?, out: out.canonicalize()?, version: version()? };
     let mut sum = Tally::default();
     for (name, part) in parts {
-        let mut step = Step::start(name, Show::Summary)?;
+        // Builds take as long as they take: a summary's commands would be stopped.
+        let mut step = Step::start(name, Show::Everything)?;
         let outcome = StepOutcome::from(part(&dist, &mut step)?);
         sum.add(step.finish(outcome)?);
         if sum.failed > 0 {

@@ -33,8 +33,8 @@ pub fn image(dist: &Dist, step: &mut Step) -> io::Result<bool> {
 
 /// Fills in the recipes for Spack, conda and Helm.
 pub fn recipes(dist: &Dist, step: &mut Step) -> io::Result<bool> {
-    let mut script = dist.script("scripts/dist/recipes.sh");
-    script.arg(&dist.out);
+    let mut script = dist.script("target/tools/dist/bin/python");
+    script.arg("scripts/dist/recipes.py").arg(&dist.out).arg(&dist.version);
     step.run(script)
 }
 
@@ -43,4 +43,19 @@ pub fn installs(dist: &Dist, step: &mut Step) -> io::Result<bool> {
     let mut script = dist.script("scripts/dist/installs.sh");
     script.arg(&dist.out);
     step.run(script)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use crate::root;
+
+    #[test]
+    fn agent_of_the_chart_lends_what_pods_did_not_request() {
+        let tests =
+            Command::new("python3").arg("scripts/dist/test_lend.py").current_dir(root()).output().unwrap();
+        let report = String::from_utf8_lossy(&tests.stderr);
+        assert!(tests.status.success() && report.contains("OK"), "{report}");
+    }
 }

@@ -37,6 +37,8 @@ pub struct Target {
     pub debian: &'static str,
     /// Name of the architecture for OCI images.
     pub image: &'static str,
+    /// Name of the target, for Rust, whose programs are linked with all that they need.
+    pub static_triple: &'static str,
     /// Number of the architecture in ELF files.
     pub machine: u16,
     /// GCC's C++ compiler, which builds the guard: see `crates/runtime/build.rs`.
@@ -50,6 +52,7 @@ pub const TARGETS: &[Target] = &[
         platform: "manylinux_2_28_x86_64",
         debian: "amd64",
         image: "amd64",
+        static_triple: "x86_64-unknown-linux-musl",
         machine: 62,
         guard_compiler: "x86_64-linux-gnu-g++",
     },
@@ -58,6 +61,7 @@ pub const TARGETS: &[Target] = &[
         platform: "manylinux_2_28_aarch64",
         debian: "arm64",
         image: "arm64",
+        static_triple: "aarch64-unknown-linux-musl",
         machine: 183,
         guard_compiler: "aarch64-linux-gnu-g++",
     },
@@ -86,6 +90,15 @@ impl Target {
         build
     }
 
+    /// Returns cargo's command that builds the command alone, linked with all that it needs.
+    pub fn build_static(&self) -> Command {
+        let mut build = cargo();
+        build.args(["zigbuild", "--locked", "--profile", PROFILE, "--package", "sublet-cli"]);
+        build.args(["--target", self.static_triple]);
+        self.equip(&mut build);
+        build
+    }
+
     /// Sets the environment in which cargo, or a program that starts it, builds for this target.
     pub fn equip(&self, command: &mut Command) {
         let inherited = std::env::var_os("PATH").unwrap_or_default();
@@ -95,7 +108,9 @@ impl Target {
         }
         // zig does not look for headers in this machine's folders: libfabric's are the same for each architecture.
         let flags = format!("-I{}", include_folder().display());
-        command.env(format!("CFLAGS_{}", self.triple.replace('-', "_")), flags);
+        for triple in [self.triple, self.static_triple] {
+            command.env(format!("CFLAGS_{}", triple.replace('-', "_")), &flags);
+        }
         command.env("SUBLET_GUARD_CXX", self.guard_compiler).env("SUBLET_TARGET", self.triple);
         command.env("SUBLET_PROFILE", PROFILE);
     }
