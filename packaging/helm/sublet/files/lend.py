@@ -119,7 +119,7 @@ def main() -> int:
         try:
             free = free_now()
         except OSError as error:
-            # The agent goes on with its leases: a short outage of the API server ends none.
+            # The agent keeps its leases: a short outage of the API server ends none.
             print(f"cannot ask the API server: {error}", file=sys.stderr, flush=True)
             time.sleep(interval)
             continue
