@@ -12,7 +12,7 @@ lease() {
     "$1" up --cores 1 >/tmp/up.log 2>&1 &
     up=$!
     tries=0
-    until "$1" ps >/dev/null 2>&1; do
+    until "$1" ps 2>&1 | grep --quiet lending; do
         tries=$((tries + 1))
         if [ "$tries" -eq 300 ]; then
             cat /tmp/up.log
