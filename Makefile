@@ -9,7 +9,7 @@ SEEDS ?= 1000
 KILLS ?= 10000
 CONNECTIONS ?= 10000
 
-.PHONY: help demo check test test-all docs wheel install bench fuzz loom sim
+.PHONY: help demo check test test-all docs wheel dist publish install bench fuzz loom sim
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
@@ -39,6 +39,13 @@ docs: ## build the documentation site in target/site
 wheel: ## make the Python wheel in target/wheels: the package, its module, the command and the workers
 	@scripts/setup.sh wheel
 	@cargo xtask wheel
+
+dist: ## make all packages for x86-64 in target/dist: wheels, archives, Debian's packages, image, chart
+	@scripts/setup.sh dist
+	@cargo xtask dist
+
+publish: ## make and check all packages of both architectures; prints the commands that upload, and uploads nothing
+	@scripts/publish.sh
 
 install: ## install the command, the C library and its headers under PREFIX (/usr/local)
 	@scripts/setup.sh build

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what cargo has built with the profile SUBLET_PROFILE (release): scripts/install.sh PREFIX [--systemd | --library].
-# With DESTDIR, files go to $DESTDIR$PREFIX.
+# With DESTDIR, files go to $DESTDIR$PREFIX. With SUBLET_TARGET (such as x86_64-unknown-linux-gnu) cargo has built for that target,
+# without symbols; SUBLET_COMMAND then names a sublet that runs here, which writes completions and manual pages.
 #
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
@@ -13,7 +14,7 @@
 #                                sublet_function.f90, which programs in Fortran compile
 #
 #   share/sublet/rust/           the crate sublet-function, for functions in Rust
-#   share/                       completions for bash, zsh and fish
+#   share/                       completions for bash, zsh and fish; manual pages
 #
 # --library installs lib/, include/ and share/sublet/rust/ only: what programs are compiled with.
 #
@@ -33,8 +34,9 @@ named=$(realpath --canonicalize-missing --no-symlinks "$1")
 readonly named prefix=${DESTDIR-}$named extent=${2-}
 cd "$(dirname "$0")/.."
 
-BUILT=$(realpath "${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}")
-readonly BUILT CAPI=crates/capi FUNCTION=crates/function
+readonly TARGET=${SUBLET_TARGET-}
+BUILT=$(realpath "${CARGO_TARGET_DIR:-target}/${TARGET:+$TARGET/}${SUBLET_PROFILE:-release}")
+readonly BUILT COMMAND=${SUBLET_COMMAND:-$BUILT/sublet} CAPI=crates/capi FUNCTION=crates/function
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 interface=$(sed -n 's/^const INTERFACE: u32 = \([0-9]*\);$/\1/p' $CAPI/build.rs)
 
@@ -49,6 +51,10 @@ put() {
 # look for them.
 put_program() {
     local folder name
+    if [[ -n $TARGET ]]; then
+        put 755 "$1" "$2"
+        return
+    fi
     folder=$(mktemp -d) name=$(basename "$2")
     objcopy --only-keep-debug "$1" "$folder/$name.debug"
     strip -o "$folder/$name" "$1"
@@ -69,10 +75,21 @@ fill() {
 completions() {
     local shell=$1 to=$2 script
     script=$(mktemp)
-    if "$BUILT/sublet" completions "$shell" >"$script" 2>/dev/null; then
+    if "$COMMAND" completions "$shell" >"$script" 2>/dev/null; then
         put 644 "$script" "$to"
     fi
     rm "$script"
+}
+
+manual() {
+    local folder page
+    folder=$(mktemp -d)
+    if "$COMMAND" manual "$folder" >/dev/null 2>&1; then
+        for page in "$folder"/*.1; do
+            put 644 "$page" "share/man/man1/$(basename "$page")"
+        done
+    fi
+    rm -r "$folder"
 }
 
 programs() {
@@ -87,6 +104,7 @@ programs() {
     completions bash share/bash-completion/completions/sublet
     completions zsh share/zsh/site-functions/_sublet
     completions fish share/fish/vendor_completions.d/sublet.fish
+    manual
 }
 
 # The source of a crate without dependencies, as a package outside of this workspace.

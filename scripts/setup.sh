@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a chore needs and this machine lacks: `make demo` (setup.sh build), `make wheel` (setup.sh wheel), `make docs` (setup.sh
-# docs), `make test` (setup.sh test) or `cargo xtask second-pu` (setup.sh second-pu).
+# docs), `make test` (setup.sh test), `cargo xtask second-pu` (setup.sh second-pu) or `cargo xtask dist` (setup.sh dist).
 # Silent and quick where nothing is missing. Changes nothing but packages, Rust components and target/tools.
 set -euo pipefail
 
@@ -13,6 +13,10 @@ readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server
     crun:crun umoci:umoci clang:clang wasm-ld:lld node:nodejs npm:npm redis-cli:redis-tools gfortran:gfortran go:golang-go
     mpirun:openmpi-bin mpicxx:libopenmpi-dev mpifort:libopenmpi-dev)
 readonly SECOND_PU_TOOLS=(ip:iproute2)
+# The compilers of the guard (see crates/runtime/build.rs), and what makes and checks packages and images.
+readonly DIST_TOOLS=(aarch64-linux-gnu-g++:g++-aarch64-linux-gnu dpkg-deb:dpkg lintian:lintian debootstrap:debootstrap umoci:umoci
+    crun:crun)
+readonly DIST_TARGETS=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-musl)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
@@ -29,9 +33,10 @@ readonly REGISTRY_FOLDER=target/tools/docker-registry
 # A Python of the tests' own, with modules that many use.
 readonly PYTHON_FOLDER=target/tools/python
 readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
-# The program that makes wheels.
-readonly MATURIN_FOLDER=target/tools/maturin
-readonly MATURIN_MODULES=(maturin==1.16.0)
+# The programs that compile and link for an older C library, and for other processors.
+readonly DIST_FOLDER=target/tools/dist
+readonly DIST_MODULES=(ziglang==0.17.1 cargo-zigbuild==0.24.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 pyyaml==6.0.4
+    py-rattler-build==0.73.0)
 # The programs that build the documentation site.
 readonly MKDOCS_FOLDER=target/tools/mkdocs
 readonly MKDOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6)
@@ -190,9 +195,10 @@ install_cargo_deny() {
 
 main() {
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    local tools=("${BUILD_TOOLS[@]}") packages
+    local tools=("${BUILD_TOOLS[@]}") packages target
     [[ $1 != test ]] || tools+=("${TEST_TOOLS[@]}")
     [[ $1 != second-pu ]] || tools+=("${SECOND_PU_TOOLS[@]}")
+    [[ $1 != dist ]] || tools+=("${DIST_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
     [[ $1 != test ]] || has_redis_headers || packages+="$REDIS_PACKAGE "
@@ -211,10 +217,15 @@ main() {
     fi
     [[ $1 != test && $1 != second-pu ]] || make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
     [[ $1 != test && $1 != docs ]] || make_python "$MKDOCS_FOLDER" "${MKDOCS_MODULES[@]}"
-    [[ $1 != test && $1 != wheel ]] || make_python "$MATURIN_FOLDER" "${MATURIN_MODULES[@]}"
+    if [[ $1 == dist ]]; then
+        make_python "$DIST_FOLDER" "${DIST_MODULES[@]}"
+        for target in "${DIST_TARGETS[@]}"; do
+            install_target "$target"
+        done
+    fi
 }
 
 case ${1-} in
-build | wheel | docs | test | second-pu) main "$1" ;;
-*) stop "usage: scripts/setup.sh build|wheel|docs|test|second-pu" ;;
+build | wheel | docs | test | second-pu | dist) main "$1" ;;
+*) stop "usage: scripts/setup.sh build|wheel|docs|test|second-pu|dist" ;;
 esac

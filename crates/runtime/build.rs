@@ -2,6 +2,12 @@
 
 use std::path::PathBuf;
 
+use cc::{Build, Tool};
+
+/// Environment variable that names the C++ compiler of the guard, where the target's usual one uses another C++ library
+/// than GCC's.
+const GUARD_COMPILER: &str = "SUBLET_GUARD_CXX";
+
 fn main() {
     // Functions of packages call the functions of `sublet_xpu.h` by their names.
     for symbols in [
@@ -16,8 +22,7 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=guard/guard.cpp");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("guard.so");
-    // That of the target: workers of another architecture carry a guard of theirs.
-    let compiler = cc::Build::new().cpp(true).no_default_flags(true).get_compiler();
+    let compiler = guard_compiler();
     let status = compiler
         .to_command()
         .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s", "guard/guard.cpp", "-o"])
@@ -30,4 +35,15 @@ fn main() {
             compiler.path().display()
         ),
     }
+}
+
+/// Returns the compiler of the target: a worker of another architecture carries a guard of that architecture.
+fn guard_compiler() -> Tool {
+    println!("cargo::rerun-if-env-changed={GUARD_COMPILER}");
+    let mut build = Build::new();
+    build.cpp(true).no_default_flags(true);
+    if let Some(compiler) = std::env::var_os(GUARD_COMPILER) {
+        build.compiler(PathBuf::from(compiler));
+    }
+    build.get_compiler()
 }

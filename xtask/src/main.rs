@@ -9,6 +9,7 @@ mod cgroup_vm;
 mod circles;
 mod coverage;
 mod deny;
+mod dist;
 mod docs;
 #[cfg(test)]
 mod evidence;
@@ -123,6 +124,11 @@ const CHORES: &[Chore] = &[
         usage: "packages",
         help: "import and use the most used Python packages in sandboxes",
         run: python::packages,
+    },
+    Chore {
+        usage: "dist [--only PART,...] [--target TRIPLE] [--out DIR] [--check yes]",
+        help: "make all packages that are published; install them in root file systems",
+        run: dist::chore,
     },
     Chore {
         usage: "install --prefix DIR",

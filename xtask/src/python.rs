@@ -32,7 +32,7 @@ const PYTEST: &str = MODULES[0];
 /// The interpreter of the tests, unless another one is named.
 const PYTHON: &str = "python3";
 
-/// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.sh` make the wheel.
+/// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.py` make the wheel.
 pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let out = options.take("out").map_or_else(wheels, PathBuf::from);
     options.end()?;
@@ -108,6 +108,9 @@ struct Trial<'a> {
 /// Makes the wheel of what is built, installs it with these modules into a virtual environment, and runs tests there.
 fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path) -> io::Result<StepOutcome> {
     let environment = environment(trial.name);
+    if wheels().exists() {
+        std::fs::remove_dir_all(wheels())?;
+    }
     let mut wheel = wheel(&wheels());
     wheel.env("SUBLET_PROFILE", trial.profile);
     if !step.run(wheel)? {
@@ -136,7 +139,7 @@ fn wheels() -> PathBuf {
 }
 
 fn wheel(out: &Path) -> Command {
-    let mut command = Command::new(root().join("scripts/wheel.sh"));
-    command.arg(out);
+    let mut command = Command::new(PYTHON);
+    command.arg(root().join("scripts/wheel.py")).arg(out);
     command
 }

@@ -21,6 +21,7 @@ mod lease;
 mod limits;
 mod logs;
 mod manager;
+mod manual;
 mod output;
 mod package;
 pub(crate) mod parse;
@@ -43,7 +44,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use rustix::fs::Mode;
 use sublet_proto::text::printable_text;
 use sublet_proto::{Code, Error};
@@ -125,6 +126,7 @@ enum Command {
     Image(image::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
+    Manual(manual::Arguments),
 }
 
 /// Options of commands that connect to a manager.
@@ -243,6 +245,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Tenant(arguments) => tenant::run(&arguments, output),
         Command::Store(arguments) => store::run(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, output),
+        Command::Manual(arguments) => manual::run(&arguments, Arguments::command(), output),
     }
 }
 

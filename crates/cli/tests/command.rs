@@ -193,9 +193,20 @@ fn more_than_the_machine_has_cannot_be_lent() {
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let folder = tempfile::tempdir().unwrap();
-    for command in
-        ["up", "manager", "agent", "deploy", "ps", "lease", "bill", "token", "tenant", "bench", "completions"]
-    {
+    for command in [
+        "up",
+        "manager",
+        "agent",
+        "deploy",
+        "ps",
+        "lease",
+        "bill",
+        "token",
+        "tenant",
+        "bench",
+        "completions",
+        "manual",
+    ] {
         let help = run(folder.path(), &[command, "--help"]);
         assert!(
             help.status.success() && String::from_utf8_lossy(&help.stdout).contains("Examples:"),
@@ -204,4 +215,20 @@ fn every_command_explains_itself_with_an_example() {
     }
     let script = run(folder.path(), &["completions", "bash"]).stdout;
     assert!(String::from_utf8_lossy(&script).contains("complete"));
+}
+
+#[test]
+fn manual_has_a_page_for_each_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    assert!(run(folder.path(), &["manual", pages.to_str().unwrap()]).status.success());
+    for (page, words) in
+        [("sublet.1", "sublet\\-up(1)"), ("sublet-up.1", ".SH OPTIONS"), ("sublet-token-create.1", "tenant")]
+    {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(words), "{page} lacks {words:?}: {text}");
+    }
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let file = folder.path().join("file");
+    fails(folder.path(), &["manual", file.to_str().unwrap()], Code::InvalidArgument);
 }
