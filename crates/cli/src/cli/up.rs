@@ -27,7 +27,7 @@ use super::daemon::{
 };
 use super::limits;
 use super::output::CommandOutput;
-use super::parse::{absolute, node_modules, show_bytes, size};
+use super::parse::{self, node_modules, show_bytes, size};
 use super::view::NodeView;
 use crate::config::agent::{
     DeviceSetting, PLACES_OF_A_SHARED_CORE, device, lent_folder, python as wanted_python, wanted,
@@ -109,7 +109,7 @@ pub(crate) struct Arguments {
 
     /// Folder in which that Python looks for modules; with several of these flags, in their order, in place of its own
     /// search path. Functions can read these folders [default: the interpreter's own]
-    #[arg(long, value_name = "FOLDER", value_parser = absolute)]
+    #[arg(long, value_name = "FOLDER", value_parser = parse::absolute)]
     python_path: Vec<PathBuf>,
 
     /// Node.js for functions in JavaScript, by name or path, kept warm for sandboxes [default: none]
