@@ -416,6 +416,7 @@ mod tests {
             functions: Vec::new(),
             builds: Vec::new(),
             profiles: Vec::new(),
+            needs: None,
             size_bytes: 0,
             package: Package { manifest: "name = 'p'".into(), files },
         }
