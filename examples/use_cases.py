@@ -207,6 +207,7 @@ def measure(spaces, prefix, build, state, cases, quick):
     environment = {
         **os.environ,
         "SUBLET_MANAGER": f"unix:{state}/manager.sock",
+        "SUBLET_FABRIC": "tcp",
         # By default, Open MPI refuses to run as root.
         **{name: "1" for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")},
     }
