@@ -63,7 +63,7 @@ const CRATES: &[Rules] = &[
     Rules {
         name: "sublet-template-node",
         folder: "crates/template-node",
-        may_import: &["sublet-proto", "sublet-runtime", "sublet-sandbox"],
+        may_import: &["sublet-proto", "sublet-runtime", "sublet-sandbox", "sublet-xpu"],
         unsafe_code: Allowed,
     },
     Rules {

@@ -178,7 +178,7 @@ fn what_is_wrong_is_told_with_its_place() {
             "/components/1/resources/memory_bytes",
             Value::Null,
             "components[1].resources.swap_bytes",
-            "to be said, too",
+            "must be set, too",
         ),
         (
             "/components/1/resources/memory_bytes",
