@@ -124,10 +124,15 @@ fn functions_see_variables_of_the_lease_over_those_of_the_package() {
     assert_eq!(called.stdout, b"7", "{}", String::from_utf8_lossy(&called.stderr));
 }
 
+/// The Python of the tests.
+fn python() -> PathBuf {
+    sublet_tests::root().join("target/tools/python/bin/python3")
+}
+
 #[test]
 fn copies_of_warm_interpreters_see_variables_when_modules_are_imported() {
     let platform = PlatformProcess::start_with(|up| {
-        up.args(["--node", "node"]);
+        up.args(["--node", "node", "--python"]).arg(python());
     });
     set_secret(&platform, "KEY", VALUE);
     // Each in the form that its language knows without a database of zones.
@@ -378,7 +383,7 @@ fn interpreters_use_lent_folders() {
     fs::set_permissions(&data, Permissions::from_mode(0o755)).unwrap();
     let (data, work) = (format!("data={}", data.display()), format!("work={}", work.display()));
     let platform = PlatformProcess::start_with(|up| {
-        up.args(["--folder", &data, "--scratch-folder", &work]);
+        up.args(["--folder", &data, "--scratch-folder", &work, "--python"]).arg(python());
     });
     let folder = tempfile::tempdir().unwrap();
     let source = "def copy(_):\n    with open('/folders/data/numbers') as read, open('/folders/work/x', 'w') as write:\n        \
