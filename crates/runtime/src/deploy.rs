@@ -4,6 +4,7 @@
 //! files and folders are opened. All other properties of the package are checked by [`package::validate`], which the
 //! manager calls.
 
+mod fault;
 mod nodejs;
 mod python;
 
@@ -11,7 +12,6 @@ use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rustix::fs::OFlags;
 use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES, Manifest};
@@ -92,13 +92,6 @@ pub fn check_package(path: &Path, encoded: &[u8]) -> Result<(), Error> {
         python::check(path, package)?;
     }
     Ok(())
-}
-
-/// Runs a program that looks for a fault of a package and prints it. `None` if it finds none or does not run.
-fn fault_found_by(program: &mut Command) -> Option<String> {
-    let output = program.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let fault = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    (output.status.success() && !fault.is_empty()).then_some(fault)
 }
 
 fn read_library(path: &Path) -> Result<Package, Error> {

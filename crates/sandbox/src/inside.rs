@@ -35,6 +35,7 @@ mod container;
 mod delegate;
 mod init;
 mod landlock;
+mod mount_points;
 mod mounts;
 mod names;
 mod output;
@@ -53,12 +54,13 @@ use std::rc::Rc;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
 use crate::system;
+pub(crate) use mount_points::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
 pub(crate) use mounts::SHARED_POINT;
 pub(crate) use names::{USER_NAME, user_entry};
 pub(crate) use output::OutputTarget;
 pub(crate) use plan::CreationPlan;
 pub(crate) use report::{CreationStep, SandboxOrder, SandboxReport};
-pub(crate) use root::{DRIVER_FOLDERS, FOLDERS_POINT, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
+pub(crate) use root::FOLDERS_POINT;
 use seccomp::Filters;
 
 /// Status of a process that did not become the program. It is never read: the process has reported the reason.

@@ -15,7 +15,7 @@ use sublet_proto::package::{Manifest, PackageKind};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
-use super::fault_found_by;
+use super::fault::fault_found_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.js");

@@ -12,7 +12,7 @@ use sublet_proto::package::{self, is_python};
 use sublet_proto::v1::{Package, PackageBuild};
 use sublet_proto::{Code, Error};
 
-use super::fault_found_by;
+use super::fault::fault_found_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.py");

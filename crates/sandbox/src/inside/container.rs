@@ -14,12 +14,12 @@ use std::path::Path;
 use rustix::mount::{MountFlags, mount};
 
 use super::CreationPlan;
+use super::mount_points::MountPoint;
 use super::mounts::{attach, copy};
 use super::names::add_user;
 use super::plan::LayerMounts;
 use super::root::{
-    FOLDERS_POINT, MountPoint, SCRATCH_POINT, attach_folder, make_place, make_root, mount_scratch,
-    mount_shared,
+    FOLDERS_POINT, SCRATCH_POINT, attach_folder, make_place, make_root, mount_scratch, mount_shared,
 };
 use crate::MAX_LAYERS;
 

@@ -20,9 +20,10 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::CreationPlan;
 use super::container::{UPPER, prepare};
+use super::mount_points::MountPoint;
 use super::mounts::{attach, copy};
 use super::plan::FolderMount;
-use super::root::{MountPoint, attach_folder, make_place};
+use super::root::{attach_folder, make_place};
 use crate::{FolderAccess, LENT_FOLDERS, USER};
 
 /// Folder of the bundle, in mounts of this sandbox only. The runtime can reach it with any user of this machine, which

@@ -5,7 +5,7 @@
 //! process has a copy of the spawner's mounts, in which everything is locked: read-only mounts stay so even for a
 //! process with all rights in the sandbox.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CString, OsStr};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,50 +21,6 @@ use super::plan::FolderMount;
 use super::{CreationPlan, processes};
 use crate::Devices;
 
-/// Path of the program in the sandbox.
-pub(crate) const PROGRAM: &CStr = c"/program";
-/// Folders of the host that RDMA libraries need, shown at the same paths to sandboxes with the host's network.
-pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
-    [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
-/// Folders of the host that OpenCL needs, shown at the same paths to sandboxes that use devices: the list of drivers,
-/// their compilers, the headers of PoCL's, and the list of processors.
-pub(crate) const DRIVER_FOLDERS: [MountPoint; 4] = [
-    MountPoint("etc/OpenCL"),
-    MountPoint("usr/bin"),
-    MountPoint("usr/share/pocl"),
-    MountPoint("sys/devices/system"),
-];
-/// Nodes of the host that are shown at the same paths to sandboxes with NVIDIA's first GPU.
-pub(crate) const GPU_NODES: [MountPoint; 4] = [
-    MountPoint("dev/nvidiactl"),
-    MountPoint("dev/nvidia-uvm"),
-    MountPoint("dev/nvidia-uvm-tools"),
-    MountPoint("dev/nvidia0"),
-];
-/// Files about cores and memory, which each sandbox has for itself.
-pub(crate) const VIEWS: [MountPoint; 4] =
-    [MountPoint("proc/meminfo"), MountPoint("proc/cpuinfo"), MountPoint("proc/stat"), SYSTEM_FOLDERS[0]];
-/// All places, by which messages number them.
-const PLACES: [MountPoint; 17] = [
-    MountPoint::PROGRAM,
-    MountPoint::FOLDER,
-    SYSTEM_FOLDERS[0],
-    SYSTEM_FOLDERS[1],
-    SYSTEM_FOLDERS[2],
-    DRIVER_FOLDERS[0],
-    DRIVER_FOLDERS[1],
-    DRIVER_FOLDERS[2],
-    DRIVER_FOLDERS[3],
-    GPU_NODES[0],
-    GPU_NODES[1],
-    GPU_NODES[2],
-    GPU_NODES[3],
-    VIEWS[0],
-    VIEWS[1],
-    VIEWS[2],
-    MountPoint::ENVIRONMENT,
-];
-
 /// Mount point of [`crate::LENT_FOLDERS`] in the common root.
 pub(crate) const FOLDERS_POINT: &str = "folders";
 /// Mount point of [`crate::SCRATCH`] in the common root.
@@ -72,25 +28,6 @@ pub(super) const SCRATCH_POINT: &str = "tmp";
 const PAGE_BYTES: u64 = 4096;
 /// Number of files for the folders above each thing that is shown beneath [`crate::SCRATCH`].
 const FILES_OF_KEPT: u64 = 16;
-
-/// A place in the common root where something can be mounted, relative to the root.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MountPoint(pub(crate) &'static str);
-
-impl MountPoint {
-    pub(crate) const PROGRAM: MountPoint = MountPoint("program");
-    pub(crate) const FOLDER: MountPoint = MountPoint("package");
-    pub(crate) const ENVIRONMENT: MountPoint = MountPoint("environment");
-
-    pub(super) fn number(self) -> u32 {
-        let known = (0..).zip(&PLACES).find(|(_, place)| **place == self);
-        known.map_or(u32::MAX, |(number, _)| number)
-    }
-
-    pub(super) fn of_number(number: u32) -> Option<MountPoint> {
-        PLACES.get(number as usize).copied()
-    }
-}
 
 /// Makes a copy of the common root that is this process's own, with its processes, and goes there.
 pub(super) fn begin() -> io::Result<()> {
@@ -135,7 +72,7 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
 
 /// Mounts the folders that are lent to the sandbox, in a read-only folder of its own.
 fn mount_folders(plan: &CreationPlan) -> io::Result<()> {
-    mount_scratch(FOLDERS_POINT, 0, plan.folders.len() as u64, "755", MountFlags::NOEXEC)?;
+    mount_scratch(FOLDERS_POINT, 0, 1 + plan.folders.len() as u64, "755", MountFlags::NOEXEC)?;
     for folder in &plan.folders {
         attach_folder(folder, &Path::new(FOLDERS_POINT).join(&folder.name))?;
     }

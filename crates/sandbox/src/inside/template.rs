@@ -19,7 +19,7 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::{NOT_EXECUTED, privileges, root};
+use super::{NOT_EXECUTED, mount_points, privileges, root};
 use crate::{Template, system};
 
 /// Resources from which a template is made.
@@ -55,9 +55,9 @@ fn become_interpreter(seed: &Seed<'_>) -> io::Result<std::convert::Infallible> {
     system::keep_only(&mut kept)?;
     root::enter_template()?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(&seed.adapter, "", CWD, root::PROGRAM, flags)?;
+    move_mount(&seed.adapter, "", CWD, mount_points::PROGRAM, flags)?;
     if let Some(environment) = &seed.environment {
-        move_mount(environment, "", CWD, root::MountPoint::ENVIRONMENT.0, flags)?;
+        move_mount(environment, "", CWD, mount_points::MountPoint::ENVIRONMENT.0, flags)?;
     }
     become_user(seed.user)?;
     privileges::drop_capabilities()?;
