@@ -135,7 +135,7 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
 
 /// Mounts the folders that are lent to the sandbox, in a read-only folder of its own.
 fn mount_folders(plan: &CreationPlan) -> io::Result<()> {
-    mount_scratch(FOLDERS_POINT, 0, plan.folders.len() as u64, "755", MountFlags::NOEXEC)?;
+    mount_scratch(FOLDERS_POINT, 0, 1 + plan.folders.len() as u64, "755", MountFlags::NOEXEC)?;
     for folder in &plan.folders {
         attach_folder(folder, &Path::new(FOLDERS_POINT).join(&folder.name))?;
     }
