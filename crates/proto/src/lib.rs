@@ -19,6 +19,7 @@
 mod code;
 pub mod graph;
 pub mod inbox;
+mod names;
 pub mod needs;
 pub mod network;
 pub mod package;

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::package::{is_name, name_form};
+use crate::names::{is_name, name_form};
 use crate::v1::{LentFolder, Needs, SecretUse, SetSecretRequest, Variable};
 use crate::{Code, Error};
 

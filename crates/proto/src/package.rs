@@ -40,11 +40,13 @@ pub mod zip;
 use prost::Message;
 use sha2::{Digest, Sha256};
 
+use crate::names::name_form;
 use crate::v1::{self, FunctionInfo, PackageBuild, PackageFile};
 use crate::{Code, Error};
 use files::{check_files, find_file};
 use library::LibraryFile;
 
+pub use crate::names::{MAX_NAME_BYTES, is_name};
 pub use address::{PUBLIC, PackageAddress, is_owner, is_package, readings};
 pub use environment::{
     EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, UnpinnedEnvironment, environment_digest,
@@ -75,8 +77,6 @@ pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
 pub const MAX_FILES: usize = 4096;
 /// Most functions that a package offers.
 pub const MAX_FUNCTIONS: usize = 1024;
-/// Longest name of a package or a function, in bytes.
-pub const MAX_NAME_BYTES: usize = 64;
 
 const DIGEST_PREFIX: &str = "sha256:";
 const DIGEST_HEX_DIGITS: usize = 64;
@@ -281,24 +281,11 @@ fn library_stem(file_name: &str) -> &str {
     }
 }
 
-/// Whether packages and functions may have this name.
-pub fn is_name(name: &str) -> bool {
-    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    name.len() <= MAX_NAME_BYTES
-        && name.bytes().next().is_some_and(word)
-        && name.bytes().all(|byte| word(byte) || matches!(byte, b'.' | b'-'))
-}
-
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
     if is_name(name) {
         return Ok(());
     }
     Err(invalid(format!("{name:?} is no {what} name: {}", name_form())))
-}
-
-/// Describes the form of a name.
-pub(crate) fn name_form() -> String {
-    format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front")
 }
 
 fn check_function_count(count: usize) -> Result<(), Error> {

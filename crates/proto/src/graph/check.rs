@@ -12,7 +12,8 @@ use super::{
 use crate::limits::{
     MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
 };
-use crate::package::{is_name, is_package, name_form};
+use crate::names::name_form;
+use crate::package::{is_name, is_package};
 
 /// Problems that were found so far.
 #[derive(Default)]

@@ -142,12 +142,12 @@ impl Manifest {
             written.secrets.take(),
             std::mem::take(&mut written.folders),
             written.temporary_bytes,
-        )?;
+        )
+        .map_err(wrong)?;
         let manifest = Manifest { name, builds: written.builds()?, profiles, needs };
         manifest.builds.iter().try_for_each(Build::check)?;
         if !manifest.needs.is_empty() {
-            let check = |build: &Build| manifest_needs::check_build(&build.library, build.kind.as_deref());
-            manifest.builds.iter().try_for_each(check)?;
+            manifest.builds.iter().try_for_each(Build::check_can_need)?;
         }
         Ok(manifest)
     }
@@ -282,6 +282,20 @@ impl Build {
         }
         let functions = self.functions.iter().map(|function| (function.name.as_str(), function.symbol()));
         nodejs::check_module(&self.library, functions).map_err(wrong)
+    }
+
+    /// Refuses needs of a build that can have none: kernels execute without an operating system, and environments have no
+    /// functions.
+    fn check_can_need(&self) -> Result<(), Error> {
+        let Some(name) = self.kind.as_deref() else { return Ok(()) };
+        let kind = PackageKind::parse(name).ok();
+        if !kind.is_some_and(|kind| kind.is_of_kernels() || kind == PackageKind::Environment) {
+            return Ok(());
+        }
+        Err(wrong(format!(
+            "has an [environment], secrets, folders or temporary_bytes, which the build {} of the kind {name} cannot have",
+            self.library
+        )))
     }
 
     fn check_limits(&self) -> Result<(), Error> {

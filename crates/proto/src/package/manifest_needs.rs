@@ -1,44 +1,40 @@
 //! The parts of `sublet.toml` that say what functions need beside cores and memory: `[environment]`, `secrets`,
 //! `folders` and `temporary_bytes`.
 
-use super::{MANIFEST_FILE, PackageKind, invalid};
-use crate::Error;
 use crate::needs::parse_secret_use;
 use crate::v1::{Needs, SecretUse, Variable};
 
-/// Reads the needs of a manifest.
-///
-/// # Errors
-/// `invalid_package` with the name of what is wrong.
+/// Reads the needs of a manifest. An error says what is wrong with the manifest.
 pub(super) fn read(
     environment: Option<toml::Table>,
     secrets: Option<toml::Value>,
     folders: Vec<String>,
     temporary_bytes: Option<u64>,
-) -> Result<Needs, Error> {
+) -> Result<Needs, String> {
     let needs = Needs {
         variables: environment.into_iter().flatten().map(variable).collect::<Result<_, _>>()?,
         secrets: secrets.map(secret_uses).transpose()?.unwrap_or_default(),
         folders,
         temporary_bytes: temporary_bytes.unwrap_or_default(),
     };
-    needs.check().map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message)))?;
+    needs.check().map_err(|error| format!("is not valid: {}", error.message))?;
     Ok(needs)
 }
 
-fn variable((name, value): (String, toml::Value)) -> Result<Variable, Error> {
+fn variable((name, value): (String, toml::Value)) -> Result<Variable, String> {
     match value {
         toml::Value::String(value) => Ok(Variable { name, value }),
-        _ => Err(wrong(&format!(
+        _ => Err(format!(
             "sets the environment variable {name} to something else than text in quotation marks"
-        ))),
+        )),
     }
 }
 
 /// A list of names, or a table of variables and names.
-fn secret_uses(secrets: toml::Value) -> Result<Vec<SecretUse>, Error> {
+fn secret_uses(secrets: toml::Value) -> Result<Vec<SecretUse>, String> {
     let other = || {
-        wrong("has secrets that are neither a list of names nor a table of variables and names of secrets")
+        "has secrets that are neither a list of names nor a table of variables and names of secrets"
+            .to_owned()
     };
     let text = |value: toml::Value| match value {
         toml::Value::String(text) => Ok(text),
@@ -54,23 +50,6 @@ fn secret_uses(secrets: toml::Value) -> Result<Vec<SecretUse>, Error> {
         }
         _ => Err(other()),
     }
-}
-
-/// Refuses needs of builds that can have none: kernels execute without an operating system, and environments have no
-/// functions.
-pub(super) fn check_build(library: &str, kind: Option<&str>) -> Result<(), Error> {
-    let Some(name) = kind else { return Ok(()) };
-    let kind = PackageKind::parse(name).ok();
-    if !kind.is_some_and(|kind| kind.is_of_kernels() || kind == PackageKind::Environment) {
-        return Ok(());
-    }
-    Err(wrong(&format!(
-        "has an [environment], secrets, folders or temporary_bytes, which the build {library} of the kind {name} cannot have"
-    )))
-}
-
-fn wrong(what: &str) -> Error {
-    invalid(format!("{MANIFEST_FILE} {what}"))
 }
 
 #[cfg(test)]
