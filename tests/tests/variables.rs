@@ -1,5 +1,5 @@
-//! What functions get beside their package: environment variables, secrets, folders that a node lends, and space for
-//! temporary files.
+//! Tests what functions get beside their package: environment variables, secrets, folders that a node lends, and space
+//! for temporary files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -98,7 +98,7 @@ fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
 }
 
 #[test]
-fn functions_see_variables_of_the_lease_over_those_of_the_package() {
+fn variables_of_a_lease_replace_those_of_its_package() {
     let platform = PlatformProcess::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     });
@@ -399,7 +399,7 @@ fn interpreters_use_lent_folders() {
 }
 
 #[test]
-fn temporary_space_has_the_requested_size_and_its_end_is_an_error_of_the_call() {
+fn full_temporary_space_is_an_error_of_the_call() {
     let outer = tempfile::tempdir().unwrap();
     let cluster = lending(outer.path());
     let mut client = connect(&cluster.user("alice"));

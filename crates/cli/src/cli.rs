@@ -195,7 +195,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Token(arguments) => token::run(&arguments, output),
         Command::Tenant(arguments) => tenant::run(&arguments, output),
         Command::Store(arguments) => store::run(&arguments, output),
-        Command::Completions(arguments) => completions::run(&arguments, output),
+        Command::Completions(arguments) => completions::run(&arguments, Arguments::command(), output),
         Command::Manual(arguments) => manual::run(&arguments, Arguments::command(), output),
     }
 }

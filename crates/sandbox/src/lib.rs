@@ -224,9 +224,9 @@ pub struct LentFolder {
 /// Rights of a sandbox to a folder that is lent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderAccess {
-    /// It can read the files that every user of the host can read.
+    /// The sandbox can read the files that every user of the host can read.
     ReadOnly,
-    /// It can write. Its files belong on the disk to [`USER`] if the spawner is root, or else to the spawner's user.
+    /// The sandbox can write. Its files belong on the disk to [`USER`] if the spawner is root, or else to the spawner's user.
     Write,
 }
 

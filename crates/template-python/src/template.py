@@ -126,7 +126,7 @@ def let_fork():
 
 
 def use_search_path():
-    """Lets this interpreter look for modules where it was told to, in place of where it does by itself."""
+    """Sets the search path of this interpreter, if its node has one for it."""
     paths = os.environ.get("SUBLET_SEARCH_PATH")
     if paths:
         sys.path[:] = paths.split(":")

@@ -24,16 +24,16 @@ pub struct FolderOptions {
     pub name: String,
     /// The folder: an absolute path.
     pub path: PathBuf,
-    /// What functions may do there.
+    /// Use of the folder by functions.
     pub r#use: FolderUse,
 }
 
-/// What functions may do in a lent folder.
+/// Use of a lent folder by functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderUse {
-    /// They read it.
+    /// Functions read the folder.
     ReadOnly,
-    /// They write to the part of their tenant, which is kept.
+    /// Functions write to the part of their tenant, which is kept.
     Scratch,
 }
 
@@ -150,8 +150,8 @@ fn part_of(folder: &FolderOptions, tenant: &str) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// The name of a tenant's part. Tenants have names of letters, digits and `.:_-@`, which do not begin with a dot; a tenant
-/// whose name is anything else is none that a manager knows.
+/// The name of a tenant's part. Tenants have names of letters, digits and `.:_-@`, which do not begin with a dot; managers
+/// know no tenant of another name.
 fn part_name(tenant: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'_' | b'-' | b'@' | b'.');
     let mut name = String::new();

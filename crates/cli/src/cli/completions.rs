@@ -1,6 +1,6 @@
 //! `sublet completions`: prints a completion script for a shell.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 use serde_json::json;
 use sublet_proto::{Code, Error};
@@ -21,10 +21,14 @@ pub(crate) struct Arguments {
     shell: Shell,
 }
 
-/// Prints the completion script.
-pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
+/// Prints the completion script of this command line.
+pub(crate) fn run(
+    arguments: &Arguments,
+    mut command: clap::Command,
+    output: &CommandOutput,
+) -> Result<(), Error> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut super::Arguments::command(), "sublet", &mut script);
+    clap_complete::generate(arguments.shell, &mut command, "sublet", &mut script);
     let script = String::from_utf8(script)
         .map_err(|_| Error::new(Code::Internal, "the completion script is not UTF-8"))?;
     let shell = arguments.shell.to_string();

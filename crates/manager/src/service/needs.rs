@@ -1,4 +1,4 @@
-//! What the workers of a request need beside cores and memory: the needs of its package and its own.
+//! Finds the needs of a request beside cores and memory: those of its package and its own.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn package_of_another_tenant_gets_only_secrets_that_the_lease_names() {
+    fn foreign_package_gets_only_secrets_that_the_lease_names() {
         assert_eq!(merged("alice", &package("alice"), &asked(Needs::default())).unwrap().secrets.len(), 1);
         for owner in ["bob", "public", ""] {
             let error = merged("alice", &package(owner), &asked(Needs::default())).unwrap_err();

@@ -1,4 +1,4 @@
-//! Which secrets of which tenant an agent may have: those of a lease that its node runs.
+//! Finds the secrets that an agent may have: those of a lease that its node runs.
 
 use std::sync::Arc;
 

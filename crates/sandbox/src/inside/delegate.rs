@@ -81,7 +81,7 @@ fn mount_own_view() -> io::Result<()> {
 }
 
 /// A part of what a container is shown.
-pub(super) struct Shown {
+pub(super) struct ContainerMount {
     /// Path in the container.
     pub(super) place: PathBuf,
     /// Path from which the runtime binds it.
@@ -90,19 +90,23 @@ pub(super) struct Shown {
 }
 
 /// Puts what the sandbox is shown where the runtime can bind it from.
-fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<Shown>> {
+fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<ContainerMount>> {
     let here = std::env::current_dir()?.join("shown");
     fs::create_dir(&here)?;
     let attach_one = |(number, (MountPoint(place), mounted)): (usize, &(MountPoint, _))| {
         let source = here.join(number.to_string());
         make_place(&source, mounted)?;
         attach(mounted, &source)?;
-        Ok(Shown { place: Path::new("/").join(place), source, access: FolderAccess::ReadOnly })
+        Ok(ContainerMount { place: Path::new("/").join(place), source, access: FolderAccess::ReadOnly })
     };
     let attach_folder = |folder: &FolderMount| {
         let source = here.join(format!("folder-{}", folder.name));
         attach_folder(folder, &source)?;
-        Ok(Shown { place: Path::new(LENT_FOLDERS).join(&folder.name), source, access: folder.access })
+        Ok(ContainerMount {
+            place: Path::new(LENT_FOLDERS).join(&folder.name),
+            source,
+            access: folder.access,
+        })
     };
     let mounts = plan.mounts.iter().enumerate().map(attach_one);
     mounts.chain(plan.folders.iter().map(attach_folder)).collect()

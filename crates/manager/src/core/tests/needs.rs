@@ -67,7 +67,7 @@ fn refusal_names_what_no_node_lends() {
 }
 
 #[test]
-fn groups_for_a_global_manager_are_apart_by_what_their_nodes_lend() {
+fn global_manager_has_a_group_for_each_lending() {
     let mut fixture = fixture();
     fixture.register(lending("more", 1, &["data"], 1 << 20), 9, Vec::new()).unwrap();
     let groups = fixture.core.groups();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Shown;
+use super::ContainerMount;
 use crate::inside::CreationPlan;
 use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
@@ -29,7 +29,7 @@ const MASKED: [&str; 9] = [
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// For a plan, with what is shown in the container, and from where.
-pub(super) fn of(plan: &CreationPlan, image: &LayerMounts, shown: &[Shown]) -> io::Result<String> {
+pub(super) fn of(plan: &CreationPlan, image: &LayerMounts, shown: &[ContainerMount]) -> io::Result<String> {
     let words = std::iter::once(&plan.program).chain(plan.args.iter().skip(1));
     let args = words.map(|word| text(word)).collect::<Result<Vec<_>, _>>()?;
     let env = plan.env.iter().map(|variable| text(variable)).collect::<Result<Vec<_>, _>>()?;
@@ -60,7 +60,7 @@ pub(super) fn of(plan: &CreationPlan, image: &LayerMounts, shown: &[Shown]) -> i
     Ok(config.to_string())
 }
 
-fn mounts(shown: &[Shown], shared_bytes: u64) -> io::Result<Vec<Value>> {
+fn mounts(shown: &[ContainerMount], shared_bytes: u64) -> io::Result<Vec<Value>> {
     let mut mounts = vec![
         json!({
             "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"],
@@ -74,7 +74,7 @@ fn mounts(shown: &[Shown], shared_bytes: u64) -> io::Result<Vec<Value>> {
             "options": ["nosuid", "nodev", "noexec", "mode=1777", format!("size={shared_bytes}")],
         }),
     ];
-    for Shown { place, source, access } in shown {
+    for ContainerMount { place, source, access } in shown {
         let access = match access {
             FolderAccess::ReadOnly => "ro",
             FolderAccess::Write => "rw",
