@@ -40,7 +40,7 @@ def test_a_caller_of_another_version_is_told(lease, monkeypatch):
 
     assert lease.call(double, 1) == 2
     monkeypatch.setattr(_lease, "CALL", 9 << 8)
-    with pytest.raises(RuntimeError, match="version 9 of calls.*this node 3"):
+    with pytest.raises(RuntimeError, match="version 9 of calls.*this node 4"):
         lease.call(double, 1)
 
 

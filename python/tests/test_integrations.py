@@ -113,7 +113,7 @@ def test_joblib_shares_kept_workers_by_client_number_and_options(joblib, platfor
 
 def test_joblib_collects_modules_again_only_after_imports(joblib, monkeypatch):
     collected, selected = [], _modules.selected
-    monkeypatch.setattr(_modules, "selected", lambda paths: collected.append(paths) or selected(paths))
+    monkeypatch.setattr(_modules, "selected", lambda paths, visible=(): collected.append(paths) or selected(paths, visible))
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
         processes(joblib)
         monkeypatch.setitem(sys.modules, "imported_now", types.ModuleType("imported_now"))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def call(function, *arguments, **options):
     with sublet.local(cores=1, memory="2GiB", **options) as client, client.lease(wait=60) as lease:
         return lease.call(function, *arguments)
 """
+
+
+@pytest.fixture(autouse=True)
+def readable(tmp_path):
+    """Other users can read the folder, as those that execute functions where the tests run as root."""
+    tmp_path.chmod(0o755)
 
 
 @pytest.fixture
@@ -87,6 +94,7 @@ print([path for path in found if path in own] == own, [path for path in found if
 def test_files_are_read_as_they_are_and_cannot_be_written(run, tmp_path):
     large = tmp_path / "large"
     write(large, "__init__.py", "value = 1\n")
+    (large / "__init__.py").chmod(0o666)
     with open(large / "weights.bin", "wb") as weights:
         # More than is ever sent.
         weights.truncate(100 << 20)
@@ -94,19 +102,19 @@ def test_files_are_read_as_they_are_and_cannot_be_written(run, tmp_path):
         """
 import large, os
 with open(large.__file__, "w") as file:
-    file.write("value = 2\\n")
+    file.write("value = 1\\nadded = 'later'\\n")
 
 def look():
     import large
     try:
         open(large.__file__, "a")
     except OSError as error:
-        return large.value, os.path.getsize(os.path.join(os.path.dirname(large.__file__), "weights.bin")), error.strerror
+        return large.added, os.path.getsize(os.path.join(os.path.dirname(large.__file__), "weights.bin")), error.strerror
 
 print(call(look))
 """
     )
-    assert said == f"(2, {100 << 20}, 'Read-only file system')"
+    assert said == f"('later', {100 << 20}, 'Read-only file system')"
 
 
 def test_a_platform_that_others_may_use_shows_no_folders(run, tmp_path):
@@ -139,6 +147,8 @@ def test_folders_with_files_of_root_alone_are_sent(run, tmp_path):
 def test_folders_that_hold_more_than_modules_are_left_out(tmp_path, monkeypatch):
     home = tmp_path / "home"
     (home / "project").mkdir(parents=True)
+    # This module imports another one by the search path.
+    sysconfig.get_config_vars()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(sys, "path", ["/", "/usr", str(tmp_path), str(home), str(home / "project"), "/a:b"])
     assert [Path(path).name for path in _visible.search_path() if path.startswith(str(tmp_path))] == ["project"]

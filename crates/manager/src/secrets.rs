@@ -9,7 +9,7 @@
 //! The first secret of a store makes the key. Further managers of the store need a copy of the file. No request of a
 //! client returns a value; an agent gets the values of a lease's secrets for the lease's worker processes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prost::Message;
@@ -169,7 +169,7 @@ fn recognition(key: &Key) -> Vec<u8> {
 }
 
 /// The key in this manager's file, if there is one and it is the store's.
-fn known_key(store: &dyn Store, file: &PathBuf) -> Result<Option<Key>, Error> {
+fn known_key(store: &dyn Store, file: &Path) -> Result<Option<Key>, Error> {
     let stored = store.get(keys::SECRETS_KEY)?.map(|stored| stored.value);
     match (KeyFile::read(file, WHAT)?, stored) {
         (KeyFile::Good(key), Some(stored)) if recognition(&key) != stored => {
@@ -194,7 +194,7 @@ fn known_key(store: &dyn Store, file: &PathBuf) -> Result<Option<Key>, Error> {
 }
 
 /// The key of the store's secrets, which is made if no manager of the store has one.
-fn key_or_new(store: &mut dyn Store, file: &PathBuf) -> Result<Key, Error> {
+fn key_or_new(store: &mut dyn Store, file: &Path) -> Result<Key, Error> {
     let key = match known_key(store, file)? {
         Some(key) => key,
         None => {
@@ -211,7 +211,7 @@ fn key_or_new(store: &mut dyn Store, file: &PathBuf) -> Result<Key, Error> {
     Ok(key)
 }
 
-fn key_missing(file: &PathBuf) -> Error {
+fn key_missing(file: &Path) -> Error {
     let message = format!(
         "{WHAT} is not on this manager: copy {KEY_FILE} from the state folder of another manager of the store, or from a \
          backup, to {} (mode 600)",

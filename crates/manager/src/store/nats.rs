@@ -71,6 +71,9 @@ pub struct NatsStore {
     reached: RefCell<Option<ReachedSequences>>,
 }
 
+/// A record that was stored: its key and value, and the sequence number of its message.
+type StoredRecord<'a> = (&'a str, &'a [u8], u64);
+
 /// The keys of a prefix, in order: a scan of several pages lists them once.
 struct Listing {
     prefix: String,
@@ -265,7 +268,7 @@ impl NatsStore {
     }
 
     /// Stores records of one kind. Returns them with the sequence numbers of their messages.
-    fn put_all<'a>(&self, puts: &[&'a StoreRecord]) -> Result<Vec<(&'a str, &'a [u8], u64)>, Error> {
+    fn put_all<'a>(&self, puts: &[&'a StoreRecord]) -> Result<Vec<StoredRecord<'a>>, Error> {
         let change = |put: &&StoreRecord| Change::sealed(self.names.key(&put.key), &put.key, &put.value);
         let sequences = self.change(puts.iter().map(change).collect())?;
         let stored = puts.iter().zip(sequences);

@@ -17,7 +17,7 @@ use sublet_proto::Error;
 
 use super::super::{AuditReport, Blob, BlobPart, Store, VersionedValue, hex, keys, kind};
 use super::operations::{self, Change, StreamState};
-use super::{NatsStore, WINDOW_RECORDS, is_copied, is_journaled};
+use super::{NatsStore, StoredRecord, WINDOW_RECORDS, is_copied, is_journaled};
 
 use sha2::{Digest, Sha256};
 use sublet_proto::package::is_digest;
@@ -39,7 +39,7 @@ type SequenceNumbers = BTreeMap<String, u64>;
 
 impl NatsStore {
     /// Writes the copies of records that were stored as messages of these sequence numbers.
-    pub(super) fn copy(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
+    pub(super) fn copy(&self, records: &[StoredRecord<'_>]) -> Result<(), Error> {
         let records: Vec<_> =
             records.iter().filter(|(key, ..)| kind(key).is_ok_and(is_journaled)).copied().collect();
         match self.write_copies(&records) {
@@ -53,8 +53,8 @@ impl NatsStore {
     }
 
     /// Writes copies of records.
-    pub(super) fn write_copies(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
-        let copy = |(key, value, of): &(&str, &[u8], u64)| {
+    pub(super) fn write_copies(&self, records: &[StoredRecord<'_>]) -> Result<(), Error> {
+        let copy = |(key, value, of): &StoredRecord<'_>| {
             self.ensure(self.names.copies(kind(key)?))?;
             Ok(Change::sealed(self.names.copy(key), key, value).copy_of(*of))
         };
