@@ -24,10 +24,11 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error};
 use tokio::sync::{oneshot, watch};
 
+use crate::auth::CallerIdentity;
 use crate::chance::NameGenerator;
 use crate::clock::Clock;
 use crate::core::{
-    ClientRequest, Core, CoreAction, CoreEvent, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach,
+    ClientRequest, Core, CoreAction, CoreEvent, Lease, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach,
     Refusals, Renewal, RequestId, TenantKey, TokenStatus,
 };
 use crate::database::Database;
@@ -513,6 +514,34 @@ impl State {
 
 pub(crate) fn unknown_lease(id: impl std::fmt::Display) -> Error {
     Error::new(Code::UnknownLease, format!("there is no lease {id}"))
+}
+
+/// Returns a lease and the name of its node, whose agent asks.
+///
+/// # Errors
+/// `unknown_lease`; `permission_denied` if the caller is another node's agent.
+fn lease_of_agent<'core>(
+    core: &'core Core,
+    id: LeaseId,
+    caller: &CallerIdentity,
+) -> Result<(&'core Lease, Arc<str>), Error> {
+    let lease = core.lease(id).ok_or_else(|| unknown_lease(id))?;
+    let node = core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
+    caller.check_node(&node)?;
+    Ok((lease, node))
+}
+
+/// Returns a lease as [`lease_of_agent`] does, if it is active and verified.
+fn verified_lease_of_agent<'core>(
+    core: &'core Core,
+    id: LeaseId,
+    caller: &CallerIdentity,
+) -> Result<(&'core Lease, Arc<str>), Error> {
+    let (lease, node) = lease_of_agent(core, id, caller)?;
+    if !lease.is_active() || lease.provisional {
+        return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or not verified yet")));
+    }
+    Ok((lease, node))
 }
 
 /// The lease of a message.

@@ -10,7 +10,7 @@ use sublet_proto::v1::{
 };
 use sublet_proto::{Code, Error};
 
-use super::{Shell, State, parse_lease, unknown_lease};
+use super::{Shell, State, lease_of_agent, parse_lease, unknown_lease};
 use crate::auth::{CallerIdentity, LendingLimits};
 use crate::core::{
     AgentLease, AgentReport, CoreAction, CoreEvent, Joining, LeaseId, LeaseReport, LendingState, Level,
@@ -237,9 +237,7 @@ impl Shell {
         if let Some((_, error)) = state.rejected.iter().find(|(rejected, _)| *rejected == id) {
             return Err(error.clone());
         }
-        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
-        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
-        caller.check_node(&node)?;
+        let (lease, _) = lease_of_agent(&state.core, id, caller)?;
         if let Some(end) = &lease.end {
             let message = format!("lease {id} has ended: {}", end.reason);
             return Err(Error::new(end.code.unwrap_or(Code::LeaseEnded), message));

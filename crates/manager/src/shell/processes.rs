@@ -7,7 +7,7 @@ use sublet_proto::v1::{LeaseGrant, LeaseRequest, PackageInfo, ProcessLeaseReques
 use sublet_proto::{Code, Error};
 
 use super::secrets::own_needs;
-use super::{PreparedRequest, RequestOutcome, Shell, parse_lease, unknown_lease};
+use super::{PreparedRequest, RequestOutcome, Shell, lease_of_agent, parse_lease, verified_lease_of_agent};
 use crate::auth::CallerIdentity;
 use crate::core::{LeaseTerms, Locality, Refusals, TokenStatus};
 
@@ -39,9 +39,7 @@ impl Shell {
     pub(crate) fn tenant_of(&self, lease: &str, caller: &CallerIdentity) -> Result<Arc<str>, Error> {
         let id = parse_lease(lease)?;
         let state = self.lock()?;
-        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
-        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
-        caller.check_node(&node)?;
+        let (lease, _) = lease_of_agent(&state.core, id, caller)?;
         Ok(Arc::clone(&state.core.tenant(lease.tenant).name))
     }
 
@@ -54,12 +52,7 @@ impl Shell {
         let ProcessLeaseRequest { lease: id, unit, .. } = request;
         let id = parse_lease(id)?;
         let state = self.lock()?;
-        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
-        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
-        caller.check_node(&node)?;
-        if !lease.is_active() || lease.provisional {
-            return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or not verified yet")));
-        }
+        let (lease, node) = verified_lease_of_agent(&state.core, id, caller)?;
         let (beside, kind) = state.core.beside(lease.node, *unit).ok_or_else(|| {
             let message = format!(
                 "processing unit {unit:x} is neither of node {node} nor of a node that is linked with it"

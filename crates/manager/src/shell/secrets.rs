@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use sublet_proto::Error;
 use sublet_proto::v1::{Needs, PackageInfo, SecretUse};
-use sublet_proto::{Code, Error};
 
-use super::{Shell, parse_lease, unknown_lease};
+use super::{Shell, parse_lease, verified_lease_of_agent};
 use crate::auth::CallerIdentity;
 
 impl Shell {
@@ -17,12 +17,7 @@ impl Shell {
     ) -> Result<(Arc<str>, Vec<SecretUse>), Error> {
         let id = parse_lease(lease)?;
         let state = self.lock()?;
-        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
-        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
-        caller.check_node(&node)?;
-        if !lease.is_active() || lease.provisional {
-            return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or not verified yet")));
-        }
+        let (lease, _) = verified_lease_of_agent(&state.core, id, caller)?;
         Ok((Arc::clone(&state.core.tenant(lease.tenant).name), lease.needs.secrets.clone()))
     }
 }

@@ -38,7 +38,7 @@ const BASE_OPERATIONS: usize = 256;
 /// Kinds of keys that the journal leaves out, because they are written often and are worth little.
 const LEFT_OUT: [&str; 2] = ["peer", "report"];
 /// Kinds of keys that grow with use. The journal has their latest changes, and no copy of all of them.
-const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
+pub(crate) const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
 
 /// Whether the journal keeps a copy of every record of a kind, and an acknowledged change of one survives a power cut:
 /// kinds that do not grow with use.

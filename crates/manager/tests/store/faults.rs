@@ -563,6 +563,33 @@ fn stream_folder(server: &NatsServer, stream: &str) -> PathBuf {
 }
 
 #[test]
+fn start_restores_streams_that_are_gone() {
+    let server = NatsServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let noted = folder.path().join("streams");
+    let mut store = NatsStore::open_noting(&options(&server), &noted).unwrap();
+    for key in ["token/a", "tenant/a", "lease/a"] {
+        put(&mut store, key, b"kept").unwrap();
+    }
+    drop(store);
+    // Another manager, which has no notes of these streams, sees the loss, too.
+    for noted in [noted, folder.path().join("other")] {
+        with_jetstream(&server, async |jetstream| {
+            for kind in ["token", "lease"] {
+                jetstream.delete_stream(format!("sublet-test-key-{kind}")).await.unwrap();
+            }
+        });
+        let mut restored = open(&server).check().unwrap().restored;
+        restored.sort_unstable();
+        assert_eq!(restored, ["lease/a", "token/a"]);
+        let store = NatsStore::open_noting(&options(&server), &noted).unwrap();
+        for key in ["token/a", "tenant/a", "lease/a"] {
+            assert_eq!(value(&store, key).unwrap(), b"kept", "{key}");
+        }
+    }
+}
+
+#[test]
 fn check_beside_the_work_completes_copies() {
     let server = NatsServer::start();
     let folder = tempfile::tempdir().unwrap();

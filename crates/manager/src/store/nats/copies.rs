@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::Error;
 
+use super::super::journal::GROWING;
 use super::super::{AuditReport, Blob, BlobPart, Store, VersionedValue, hex, keys, kind};
+use super::names::StoreStream;
 use super::operations::{self, Change, StreamState};
 use super::{NatsStore, StoredRecord, WINDOW_RECORDS, is_copied, is_journaled};
 
@@ -121,17 +123,15 @@ impl NatsStore {
         Ok(())
     }
 
-    /// Tells whether the stream of a kind has lost records: it has fewer than its copies, or the server's index lists
-    /// fewer than the stream has. Each subject has one message.
-    fn lacks_records(&self, kind: &str, states: &BTreeMap<String, StreamState>) -> bool {
-        let state = |stream: &str| states.get(stream).copied().unwrap_or_default();
-        let records = state(&self.names.stream_of_kind(kind));
-        records.messages < state(&self.names.copies(kind).name).messages
-            || records.messages > records.subjects
+    /// Tells whether the stream of a kind has lost records: it has fewer than its copies, or is not indexed.
+    fn lacks_records(&self, kind: &str, states: &StreamStates) -> bool {
+        let messages = |stream: &str| states.get(stream).map_or(0, |state| state.messages);
+        let stream = self.names.stream_of_kind(kind);
+        messages(&stream) < messages(&self.names.copies(kind).name) || is_unindexed(states, &stream)
     }
 
     /// Returns the states of the streams of kinds, and of their copies.
-    fn states(&self, kinds: &[String]) -> Result<BTreeMap<String, StreamState>, Error> {
+    fn states(&self, kinds: &BTreeSet<String>) -> Result<StreamStates, Error> {
         let streams =
             kinds.iter().flat_map(|kind| [self.names.stream_of_kind(kind), self.names.copies(kind).name]);
         let streams = streams.collect();
@@ -172,11 +172,21 @@ impl NatsStore {
         Ok(copies)
     }
 
-    /// Kinds of keys that have streams.
-    fn kinds(&self) -> Result<Vec<String>, Error> {
+    /// Kinds of keys that have streams, or copies: a server can lose a stream as a whole.
+    fn kinds(&self) -> Result<BTreeSet<String>, Error> {
         let prefix = self.names.keys_prefix();
         let streams = self.link.run_long(operations::stream_names)?;
-        Ok(streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
+        let mut kinds: BTreeSet<String> =
+            streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect();
+        let has_copies = |kind: &&str| streams.contains(&self.names.copies(kind).name);
+        kinds.extend(GROWING.iter().copied().filter(has_copies).map(str::to_owned));
+        let StoreStream { name, subjects } = self.names.shared_copies();
+        if streams.contains(&name) {
+            let copied = self.subjects(name, subjects)?;
+            let keys = copied.iter().filter_map(|subject| self.names.copied_key_of(subject));
+            kinds.extend(keys.filter_map(|key| kind(&key).ok().map(str::to_owned)));
+        }
+        Ok(kinds)
     }
 
     /// The sequence numbers of the records of a kind that can be read. Others are reported.

@@ -69,14 +69,16 @@ impl StreamNames {
     /// The stream of the second copies of a kind's records: one for all kinds that do not grow, and one for each of the
     /// others.
     pub(super) fn copies(&self, kind: &str) -> StoreStream {
-        let store = &self.store;
         if is_copied(kind) {
-            return StoreStream {
-                name: format!("sublet-{store}-copies"),
-                subjects: format!("sublet.{store}.copy.>"),
-            };
+            return self.shared_copies();
         }
-        StoreStream { name: format!("sublet-{store}-copies-{kind}"), subjects: self.copies_of(kind) }
+        StoreStream { name: format!("sublet-{}-copies-{kind}", self.store), subjects: self.copies_of(kind) }
+    }
+
+    /// The stream of the copies of all kinds that do not grow.
+    pub(super) fn shared_copies(&self) -> StoreStream {
+        let store = &self.store;
+        StoreStream { name: format!("sublet-{store}-copies"), subjects: format!("sublet.{store}.copy.>") }
     }
 
     /// The subjects of the copies of a kind's records.
