@@ -160,6 +160,8 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         rack: String::new(),
         clients: ClientUsers::OwnUser,
         connections: Default::default(),
+        folders: Vec::new(),
+        temporary_bytes: None,
         network: Some(NetworkOptions::at("127.0.0.1:0".parse().expect("an address"))),
     };
     Agent::start(options).expect("the agent starts")
