@@ -1,4 +1,5 @@
-//! Tests of the tables that name tests as evidence: the invariants of ARCHITECTURE.md and the threats of docs/security.md.
+//! Tests of the tables that name tests as evidence, as the invariants of ARCHITECTURE.md and the threats of docs/security.md
+//! do, and of the table of limits, which names modules.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -97,5 +98,30 @@ fn table_of_threats_names_every_attack_test() {
             let name = part.split('(').next().unwrap_or_default().to_owned();
             assert!(named.contains(&(file.clone(), name.clone())), "the table does not name {name}");
         }
+    }
+}
+
+/// Tells whether a module of a crate exists: as a file, or within its parent's.
+fn is_module(module: &str) -> bool {
+    let (name, path) = module.split_once("::").unwrap_or((module, ""));
+    let source = root().join("crates").join(name).join("src");
+    let (parent, last) = path.rsplit_once("::").unwrap_or(("", path));
+    let file = source.join(path.replace("::", "/")).with_extension("rs");
+    let enclosing = if parent.is_empty() { "lib".to_owned() } else { parent.replace("::", "/") };
+    let enclosing = fs::read_to_string(source.join(enclosing).with_extension("rs")).unwrap_or_default();
+    path.is_empty() && source.is_dir() || file.is_file() || enclosing.contains(&format!("mod {last} {{"))
+}
+
+#[test]
+fn every_limit_names_modules_that_exist() {
+    let text = read(Path::new("docs/reference/limits.md"));
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() >= 100, "{} rows", rows.len());
+    for row in rows {
+        let place = row.trim_matches('|').rsplit(" | ").next().unwrap_or_default();
+        let mut modules = place.split('`').skip(1).step_by(2).peekable();
+        assert!(modules.peek().is_some(), "no module in {row}");
+        let missing: Vec<_> = modules.filter(|module| !is_module(module)).collect();
+        assert!(missing.is_empty(), "no such modules: {missing:?} in {row}");
     }
 }
