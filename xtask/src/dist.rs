@@ -59,6 +59,11 @@ pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
         return Err(io::Error::other(format!("--check is \"yes\" or left out, not {other:?}")));
     }
     let parts = chosen(only.as_deref(), check.is_some())?;
+    if !root().join(target::TOOLS).is_dir() {
+        return Err(io::Error::other(
+            "the compilers for packages are missing: scripts/setup.sh dist installs them",
+        ));
+    }
     fs::create_dir_all(&out)?;
     let dist = Dist { target: named(&triple)?, out: out.canonicalize()?, version: version()? };
     let mut sum = Tally::default();

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::{cargo, root};
 
 /// Folder of the programs that `scripts/setup.sh dist` installs.
-const TOOLS: &str = "target/tools/dist/bin";
+pub(super) const TOOLS: &str = "target/tools/dist/bin";
 /// Version of the C library; the symbol versions that it has are in `symbols.rs`.
 const GLIBC: &str = "2.28";
 /// Profile of everything that is published; see Cargo.toml.
