@@ -6,37 +6,7 @@ use std::time::Instant;
 use crate::line::{Line, Turn, Watch};
 use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::window::{LineAddress, RegionAddress};
-use crate::{FabricError, ofi, shm, tcp};
-
-/// The transport of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Provider {
-    /// Shared memory, within a node.
-    Shm,
-    /// TCP, between any two nodes.
-    Tcp,
-    /// Any network that libfabric supports: InfiniBand, RoCE, EFA, Slingshot.
-    Ofi,
-    /// TCP's stream engine over a simulated stream. Only tests use it; no peer can select it.
-    #[doc(hidden)]
-    Sim,
-}
-
-impl Provider {
-    /// Every provider that can be chosen.
-    pub const ALL: &'static [Provider] = &[Provider::Shm, Provider::Tcp, Provider::Ofi];
-
-    /// Name of the provider, as `--fabric` takes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Shm => "shm",
-            Provider::Tcp => "tcp",
-            Provider::Ofi => "ofi",
-            Provider::Sim => "sim",
-        }
-    }
-}
+use crate::{FabricError, Provider, ofi, shm, tcp};
 
 /// One end of a connection: one-sided operations on the regions that the peer registered with it.
 ///

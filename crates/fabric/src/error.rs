@@ -2,7 +2,7 @@
 
 use sublet_proto::{Code, Error};
 
-use crate::window::RegionAddress;
+use crate::address::RegionAddress;
 
 /// An error of a fabric operation.
 #[derive(Debug, thiserror::Error)]

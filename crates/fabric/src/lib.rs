@@ -20,6 +20,7 @@
 
 #![allow(unsafe_code)]
 
+mod address;
 pub mod clock;
 #[cfg(not(loom))]
 mod control;
@@ -31,6 +32,8 @@ mod memory;
 pub mod ofi;
 #[cfg(not(loom))]
 pub mod progress;
+#[cfg(not(loom))]
+mod provider;
 mod queue;
 pub mod shared;
 pub mod shm;
@@ -47,11 +50,13 @@ use control::socket;
 #[cfg(not(loom))]
 pub use control::{connection, greeting, packet, remote, socket_path, tls};
 #[cfg(not(loom))]
-pub use endpoint::{Endpoint, Provider};
+pub use endpoint::Endpoint;
 pub use error::FabricError;
 #[cfg(not(loom))]
 pub use memory::faults;
 pub use memory::{exposed, region, space, stretch, window};
+#[cfg(not(loom))]
+pub use provider::Provider;
 pub use queue::{bell, line, ring, slot};
 use queue::{line_wait, waiters};
 pub use shared::{SharedBytes, SharedBytesMut};

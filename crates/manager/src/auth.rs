@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
+use sublet_admission::Party;
 use sublet_proto::v1::{Role, Token};
 use sublet_proto::{Code, Error};
 use tonic::body::Body;
@@ -140,6 +141,15 @@ impl CallerIdentity {
         }
     }
 
+    /// The party for which its connection counts.
+    fn party(&self) -> Party {
+        match (self.role, &self.lending) {
+            (Role::Operator, _) => Party::Operator,
+            (_, Some(lending)) => Party::Peer(lending.node.as_str().into()),
+            _ => Party::Tenant(Arc::clone(&self.tenant)),
+        }
+    }
+
     pub(crate) fn pending(shown: ShownToken) -> CallerIdentity {
         CallerIdentity {
             tenant: UNVERIFIED.into(),
@@ -265,7 +275,7 @@ impl Authorizer {
     ) -> Result<CallerIdentity, Error> {
         let identity = self.look_up(shown).await?;
         identity.check_role(REQUEST_LEASE, USERS)?;
-        peer.map_or(Ok(()), |peer| peer.place.identify(&identity))?;
+        peer.map_or(Ok(()), |peer| peer.place.identify(identity.party()))?;
         Ok(identity)
     }
 
@@ -382,7 +392,7 @@ where
 /// Counts a connection for the tenant that it has proved. A token that is still being verified proves nothing.
 fn admit(busy: Option<&Busy>, identity: &CallerIdentity) -> Result<(), Error> {
     match (busy, &identity.standing) {
-        (Some(busy), CallerVerification::Verified) => busy.place().identify(identity),
+        (Some(busy), CallerVerification::Verified) => busy.place().identify(identity.party()),
         _ => Ok(()),
     }
 }

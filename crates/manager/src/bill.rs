@@ -27,7 +27,7 @@ use self::fold::FoldedSum;
 use self::span::{FunctionShare, PeriodUsage, UsageSpan};
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::ledger::{self, LeaseRecord, MINUTE_MS, Minute, minute_prefix, parse_minute_key};
+use crate::lease_records::{self, LeaseRecord, MINUTE_MS, Minute, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
 use crate::store::{self, PAGE_RECORDS, Store, keys};
@@ -143,7 +143,7 @@ impl UsageReader {
 
     fn add(&mut self, store: &dyn Store, minute: u64, id: &str, usage: &Minute) -> Result<(), Error> {
         if !self.spans.contains_key(id) {
-            let record = ledger::stored(store, id)?.filter(|record| self.scope.has(&record.lease));
+            let record = lease_records::stored(store, id)?.filter(|record| self.scope.has(&record.lease));
             let span = record.map(|record| {
                 let last = self.scope.has_minute(record.minute).then(|| self.scope.period(record.minute));
                 UsageSpan::from(record, usage.base, last)
@@ -252,7 +252,7 @@ impl Bills {
 
     async fn one(&self, scope: &Scope, id: String) -> Result<UsageSpan, Error> {
         let wanted = id.clone();
-        let record = self.database.with(move |store| ledger::stored(store, &wanted)).await?;
+        let record = self.database.with(move |store| lease_records::stored(store, &wanted)).await?;
         let record = record.filter(|record| scope.has(&record.lease));
         record
             .map(UsageSpan::whole)

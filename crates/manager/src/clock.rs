@@ -5,6 +5,10 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+pub(crate) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Age below which records of leases are neither folded nor removed, in milliseconds.
+pub(crate) const LEAST_AGE_MS: u64 = DAY_MS;
+
 /// Milliseconds of Unix time that never go back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {

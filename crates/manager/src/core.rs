@@ -10,6 +10,7 @@
 //! moved.rs     nodes that go to another manager
 //! global.rs    the level above: racks in the place of nodes
 //! nodes.rs     nodes and what is leased of them       placement.rs  which node a lease goes to
+//! resources.rs  amounts of cores and memory           classes.rs    nodes that run the same at one price
 //! racks.rs     nodes near each other                  pools.rs      what a node has most of
 //! neighbours.rs  nodes that name each other
 //! lease.rs     a lease's life                         table.rs      all of them
@@ -32,6 +33,7 @@
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
 
 mod chance;
+mod classes;
 mod description;
 mod global;
 mod grant;
@@ -48,8 +50,8 @@ mod pools;
 mod racks;
 mod ranked;
 mod report;
+mod resources;
 mod seats;
-mod segments;
 mod table;
 mod tenants;
 mod terms;
@@ -59,19 +61,19 @@ mod weighing;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, LeaseState};
 
-pub use global::{RackStanding, Refusals};
+pub use classes::DEFAULT_PU;
+pub(crate) use classes::may_run_on;
 pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 pub use lease::{Lease, LeaseEnd, LeasePhase};
 pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
-    AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Renewal,
-    ReportAnswer, ReportedEnd, TokenStatus,
+    AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Neighbourhood,
+    NeighbourhoodNode, RackStanding, Refusals, Renewal, ReportAnswer, ReportedEnd, TokenStatus,
 };
-pub use neighbours::{Neighbourhood, NeighbourhoodNode};
-pub use nodes::{LeaseResources, LendingState, MAX_NODES, ManagedNode, NodeCapacity, Reach};
-pub(crate) use placement::may_run_on;
-pub use placement::{DEFAULT_PU, MAX_PARTS};
+pub use nodes::{MAX_NODES, ManagedNode};
+pub use placement::MAX_PARTS;
 pub use racks::MAX_RACKS;
+pub use resources::{LeaseResources, LendingState, NodeCapacity, Reach};
 pub use tenants::Tenant;
 pub use terms::{
     DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, LeaseTerms, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES,

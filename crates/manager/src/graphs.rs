@@ -13,11 +13,11 @@ use sublet_proto::v1::{GraphDocument, GraphInfo, GraphList, StoreUse};
 use sublet_proto::{Code, Error, decode};
 
 use crate::clock::Clock;
+use crate::collection;
 use crate::database::Database;
-use crate::garbage;
-use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
 use crate::runs;
+use crate::store::RECORD_BYTES;
 use crate::store::{Batch, BlobPart, Store, each_record, keys};
 
 /// No name and no digest is longer.
@@ -83,7 +83,7 @@ impl Graphs {
             store.commit(&batch)
         };
         self.database.keeping_reserve(store).await?;
-        garbage::note(&self.database, &self.clock, vec![info.digest.clone()]).await?;
+        collection::note(&self.database, &self.clock, vec![info.digest.clone()]).await?;
         let digest = info.digest.clone();
         let complete = move |store: &mut dyn Store| match store.blob_parts(&digest)? {
             0 => store.put_blob_part(BlobPart { digest: &digest, index: 0 }, &document),

@@ -6,7 +6,7 @@
 //!    service.rs       each method
 //!       shell.rs      the core among threads
 //!          core.rs    every decision, without clock, chance or I/O
-//!       ledger.rs     what was used; bill.rs, what it costs
+//!       ledger.rs     what was used, in lease_records.rs; bill.rs, what it costs
 //!       packages.rs   what is run, as uploads.rs receives it; tenants.rs, who may have how much
 //!       graphs.rs     applications of several components; runs.rs, what a run has come to
 //!       quotas.rs    what tenants may keep in the store; garbage.rs, what nothing refers to any more
@@ -30,12 +30,14 @@ mod auth;
 mod bill;
 mod chance;
 mod clock;
+mod collection;
 pub mod core;
 mod database;
 mod folder;
 mod garbage;
 mod graphs;
 mod key_file;
+mod lease_records;
 mod ledger;
 mod listen;
 mod names;

@@ -24,10 +24,10 @@ use tonic::Status;
 
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
+use crate::store::RECORD_BYTES;
 use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_record, keys};
-use crate::{garbage, runs};
+use crate::{collection, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
 pub(crate) use environments::{add_references, check_leasable};
@@ -285,7 +285,7 @@ impl StorePackages {
             let (name, digest) = (info.name.clone(), info.digest.clone());
             let now_ms = self.clock.now_ms();
             self.database.with(move |store| remove(store, (PUBLIC, &name), Versions::All, now_ms)).await?;
-            self.database.with(move |store| garbage::remove_record(store, &digest)).await?;
+            self.database.with(move |store| collection::remove_record(store, &digest)).await?;
             self.forget(PUBLIC, &info.name);
             return Err(unknown(address));
         }
@@ -297,7 +297,7 @@ impl StorePackages {
         let (of, stored) = (owner.to_owned(), info.clone());
         let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
         let noted = environments::references(&info).chain([info.digest.as_str()]).map(str::to_owned);
-        garbage::note(&self.database, &self.clock, noted.collect()).await?;
+        collection::note(&self.database, &self.clock, noted.collect()).await?;
         self.forget(owner, &info.name);
         // It is remembered by its digest, too, for its first leases.
         if !info.is_layer() {

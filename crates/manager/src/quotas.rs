@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use sublet_proto::v1::{Quota, StoreUse};
 use sublet_proto::{Code, Error};
 
+use crate::clock::DAY_MS;
 use crate::database::Database;
 use crate::packages::{self, Asker};
-use crate::retention::DAY_MS;
-use crate::store::{Store, keys};
+use crate::store::{RECORD_BYTES, Store, keys};
 use crate::{graphs, runs};
 
 /// Defaults for tenants without a limit of their own, operators excepted.
@@ -27,9 +27,6 @@ pub const DEFAULT_GRAPHS: u32 = 1_000;
 pub const DEFAULT_RUNS: u32 = 10_000;
 /// Leases per day: of each the ledger has some 1.3 KB.
 pub const DEFAULT_LEASES_PER_DAY: u32 = 500_000;
-
-/// Bytes that each record counts beyond its content, so that empty records are bounded too.
-pub(crate) const RECORD_BYTES: u64 = 512;
 
 /// Age at which a measurement is taken anew.
 const MAX_AGE: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::Error;
 
 use crate::bill::Bills;
-use crate::clock::Clock;
+use crate::clock::{Clock, DAY_MS, LEAST_AGE_MS};
 use crate::database::Database;
 use crate::packages::StorePackages;
 use crate::peers::{self, Spenders};
@@ -17,9 +17,6 @@ use crate::runs::StoreRuns;
 use crate::store::{Store, keys};
 use crate::store_managers::StoreManagers;
 
-pub(crate) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// Age below which no lease is folded, in milliseconds.
-pub(crate) const LEAST_AGE_MS: u64 = DAY_MS;
 const DAY: Duration = Duration::from_millis(DAY_MS);
 
 /// Times for which the manager keeps ended leases and runs; neither is kept for ever.

@@ -16,11 +16,10 @@ use sublet_proto::v1::{
 };
 use sublet_proto::{Code, Error, decode};
 
+use crate::clock::DAY_MS;
 use crate::database::Database;
-use crate::garbage::digests_of_run;
-use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
-use crate::retention::DAY_MS;
+use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, StoreRecord, each_record, keys};
 
 /// Length of a run's identifier, in hexadecimal digits.
@@ -375,6 +374,13 @@ pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Err
     let all = [runs, size(keys::JOURNAL)?, size(keys::REPORT)?];
     let bytes = all.iter().map(|size| size.bytes.saturating_add(size.records.saturating_mul(RECORD_BYTES)));
     Ok((bytes.fold(0, u64::saturating_add), u32::try_from(runs.records).unwrap_or(u32::MAX)))
+}
+
+/// Returns the digests that a run needs to continue: its graph, and its packages.
+pub(crate) fn digests_of_run(run: &RunInfo) -> impl Iterator<Item = &str> {
+    let digest_of = |pinned: &str| pinned.rfind('@').map_or(0, |at| at + 1);
+    let packages = run.packages.iter().map(move |package| &package.pinned[digest_of(&package.pinned)..]);
+    packages.chain([run.digest.as_str()])
 }
 
 /// Digests of the graphs and packages that a tenant's unfinished runs need.

@@ -25,8 +25,8 @@ use crate::chance;
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::key_file::{self, Key, KeyFile};
-use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
+use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, each_record, keys};
 
 /// Most secrets of a tenant.

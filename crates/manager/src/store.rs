@@ -19,14 +19,13 @@ mod sqlite;
 mod sync;
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
 use sublet_proto::{Code, Error};
 
 pub use nats::{NatsOptions, NatsStore, connect as connect_nats};
 pub(crate) use sqlite::listed;
-pub use sqlite::{AuditReport, SqliteStore, check, repair};
+pub use sqlite::{AuditReport, SqliteStore, StoreCopy, check, repair};
 pub use sync::SyncGroup;
 
 /// Size of each part of a blob but the last, in bytes: also the size of one message's data.
@@ -35,6 +34,8 @@ pub const BLOB_PART_BYTES: usize = 1 << 20;
 pub const MAX_KEY_BYTES: usize = 512;
 /// Largest value of a key, in bytes.
 pub const MAX_VALUE_BYTES: usize = 512 << 10;
+/// Bytes that each record counts beyond its content, so that empty records are bounded too.
+pub(crate) const RECORD_BYTES: u64 = 512;
 
 /// The keys that the manager uses. The part of a key before its first `/` is its kind.
 pub mod keys {
@@ -231,11 +232,12 @@ pub trait Store: Send {
         }
     }
 
-    /// Writes all of the store, as it is now, to an empty file.
+    /// Begins a copy of all of the store as it is now. The store can be used and changed while the copy is written.
     ///
     /// # Errors
-    /// `invalid_argument` of a store on a server, which has its own way to be backed up.
-    fn copy_to(&self, file: &Path) -> Result<(), Error>;
+    /// `try_later` while another copy is being made, and `invalid_argument` of a store on a server, which has its own way
+    /// to be backed up.
+    fn begin_copy(&mut self) -> Result<StoreCopy, Error>;
 
     /// Sets whether the changes from now on leave the reserve free. A server has its own limits, so only the embedded
     /// store has a reserve.

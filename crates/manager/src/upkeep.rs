@@ -10,9 +10,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sublet_proto::{Code, Error};
 
+use crate::database::{Database, blocking};
 use crate::folder::ManagerStateFolder;
 use crate::start;
-use crate::store::{self, AuditReport, NatsOptions, NatsStore, SqliteStore, Store, listed};
+use crate::store::{self, AuditReport, NatsOptions, NatsStore, SqliteStore, Store, StoreCopy, listed};
 
 const STORE_FILE: &str = "store.sqlite";
 const JOURNAL_FILE: &str = "store.journal";
@@ -85,12 +86,20 @@ pub fn repair(state: &Path, key: SigningKey) -> Result<(AuditReport, PathBuf), E
 pub fn backup(state: &Path, to: &Path) -> Result<(), Error> {
     let folder = take(state)?;
     let mut store = SqliteStore::open(&folder.file(STORE_FILE))?;
-    back_up(&mut store, to).map(drop)
+    write_backup(to, || store.begin_copy()).map(drop)
 }
 
-/// Writes a copy of an open store, as it is now, to a file that does not exist yet, and through to the disk. Returns
-/// its length.
-pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
+/// Writes a copy of a store in use, as it is now, to a file that does not exist yet. Returns its length.
+///
+/// # Errors
+/// As [`backup`], and `try_later` while another backup is being made.
+pub(crate) async fn back_up(database: &Database, to: PathBuf) -> Result<u64, Error> {
+    let copy = database.with(|store| store.begin_copy()).await?;
+    blocking(move || write_backup(&to, || Ok(copy))).await
+}
+
+/// Writes a copy to a file that does not exist yet, and through to the disk. Returns its length.
+fn write_backup(to: &Path, copy: impl FnOnce() -> Result<StoreCopy, Error>) -> Result<u64, Error> {
     if !to.is_absolute() {
         let message =
             format!("{} is no absolute path: a manager has another working directory", to.display());
@@ -103,9 +112,9 @@ pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
     // The file is only for this user from the first byte on: it holds the key of tickets.
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
     let made = made.map_err(|error| failed("write", to, &error))?;
-    let copied = store.copy_to(to).and_then(|()| {
-        let written = made.sync_all().and_then(|()| made.metadata());
-        written.map(|metadata| metadata.len()).map_err(|error| failed("write", to, &error))
+    let copied = copy().and_then(|copy| {
+        let written = copy.write_to(&made).and_then(|len| made.sync_all().map(|()| len));
+        written.map_err(|error| failed("write", to, &error))
     });
     if copied.is_err() {
         // A part of a store is no backup.

@@ -1,7 +1,10 @@
-//! Names of packages, functions, secrets and lent folders.
+//! Names of packages, functions, secrets, lent folders and nodes.
 
 /// Longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
+
+/// Longest name of a node, in bytes.
+pub const MAX_NODE_NAME_BYTES: usize = 64;
 
 /// Whether packages and functions may have this name.
 pub fn is_name(name: &str) -> bool {
@@ -9,6 +12,12 @@ pub fn is_name(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES
         && name.bytes().next().is_some_and(word)
         && name.bytes().all(|byte| word(byte) || matches!(byte, b'.' | b'-'))
+}
+
+/// Tells whether a node may have this name.
+pub fn is_node_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-@".contains(&byte);
+    (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
 /// Describes the form of a name.

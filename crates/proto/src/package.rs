@@ -55,7 +55,10 @@ pub use environment::{
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
-pub use kind::{PORTABLE, PackageKind, is_device, is_interpreter, is_processor, runs_on};
+pub use kind::{
+    MAX_KIND_BYTES, PORTABLE, PackageKind, is_device, is_interpreter, is_processor, is_processor_kind,
+    runs_on,
+};
 pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,

@@ -5,7 +5,9 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::package::{PORTABLE, PackageKind, is_device, is_interpreter, is_processor};
+pub use crate::names::{MAX_NODE_NAME_BYTES, is_node_name};
+pub use crate::package::{MAX_KIND_BYTES, is_processor_kind};
+use crate::package::{PackageKind, is_device, is_interpreter};
 use crate::price::Prices;
 use crate::v1::{DeviceUnit, NodeDescription, ProcessingUnit};
 use crate::{Code, Error};
@@ -14,12 +16,8 @@ use crate::{Code, Error};
 pub const PROCESSOR: &str = "cpu";
 /// Most nodes that one names as its neighbours.
 pub const MAX_NEIGHBOURS: usize = 64;
-/// Longest name of a node, in bytes.
-pub const MAX_NODE_NAME_BYTES: usize = 64;
 /// Most devices that a node describes.
 pub const MAX_DEVICE_UNITS: usize = 64;
-/// Longest name of a kind of processor, in bytes.
-pub const MAX_KIND_BYTES: usize = 32;
 /// Longest description of a unit, in bytes.
 pub const MAX_MODEL_BYTES: usize = 128;
 
@@ -36,21 +34,6 @@ pub fn id(node: &str, unit: &str) -> u32 {
 /// Splits a user's name of a unit into node and unit: `NODE/UNIT`, or only a node for its processor.
 pub fn parse(name: &str) -> (&str, &str) {
     name.split_once('/').unwrap_or((name, PROCESSOR))
-}
-
-/// Tells whether a node may have this name.
-pub fn is_node_name(name: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-@".contains(&byte);
-    (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
-}
-
-/// Tells whether a processor may be of this kind: lower-case letters, digits and `-`, and no device.
-pub fn is_processor_kind(kind: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=MAX_KIND_BYTES).contains(&kind.len())
-        && kind.bytes().all(is_plain)
-        && is_processor(kind)
-        && kind != PORTABLE
 }
 
 /// Returns the kind of a processor, with the default for an empty one.

@@ -23,7 +23,6 @@ use crate::lease::link::{ColdStart, Notice};
 use crate::lease::{Call, ClientLease};
 use crate::manager::ManagerClient;
 use crate::memory::{Memory, MemoryPlan};
-use crate::run::{Application, RunOptions};
 use crate::swap::{SwapPlan, SwappedMemory};
 use allocation::milliseconds;
 use held_leases::HeldLeases;
@@ -101,7 +100,7 @@ impl CallOptions {
 /// # }
 /// ```
 pub struct Invoker {
-    manager: Arc<ManagerClient>,
+    pub(crate) manager: Arc<ManagerClient>,
     memory: RegisteredMemory,
     held: Option<HeldLeases>,
     /// Whether this process has deployed the leased package by its path.
@@ -259,22 +258,6 @@ impl Invoker {
             self.manager.deploy(encoded)?;
         }
         Ok(digest)
-    }
-
-    /// Gives the managers the document of a graph, and opens it.
-    ///
-    /// # Errors
-    /// As for [`Application::deploy`].
-    pub fn deploy_graph(&self, document: &[u8], options: RunOptions) -> Result<Application, Error> {
-        Application::deploy_by(self.manager.clone(), document, options)
-    }
-
-    /// Opens a deployed graph by its name or digest.
-    ///
-    /// # Errors
-    /// `unknown_graph`.
-    pub fn open_graph(&self, name: &str, options: RunOptions) -> Result<Application, Error> {
-        Application::open_by(self.manager.clone(), name, options)
     }
 
     /// Creates an array of which a part lies in a memory component, which is leased as it is needed. The component has

@@ -31,6 +31,7 @@ use sublet_proto::{Code, Error, v1};
 use crate::access::Access;
 use crate::fabrics::FabricChoice;
 use crate::invocation::is_repeatable;
+use crate::invoker::Invoker;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
@@ -159,6 +160,24 @@ pub enum News {
         /// function controls its content.
         report: Vec<u8>,
     },
+}
+
+impl Invoker {
+    /// Gives the managers the document of a graph, and opens it.
+    ///
+    /// # Errors
+    /// As for [`Application::deploy`].
+    pub fn deploy_graph(&self, document: &[u8], options: RunOptions) -> Result<Application, Error> {
+        Application::deploy_by(self.manager.clone(), document, options)
+    }
+
+    /// Opens a deployed graph by its name or digest.
+    ///
+    /// # Errors
+    /// `unknown_graph`.
+    pub fn open_graph(&self, name: &str, options: RunOptions) -> Result<Application, Error> {
+        Application::open_by(self.manager.clone(), name, options)
+    }
 }
 
 impl Application {

@@ -13,13 +13,11 @@ use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
+pub use crate::address::PAGE_BYTES;
 use crate::line::{Line, Watch};
 use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::slot::CoreSlot;
 use crate::sync::AtomicU64;
-
-/// The page size that regions and buffers are multiples of, in bytes.
-pub const PAGE_BYTES: u64 = 4096;
 
 /// Rounds `len_bytes` up to whole pages. `None` if the result exceeds 64 bits.
 pub fn page_align(len_bytes: u64) -> Option<u64> {

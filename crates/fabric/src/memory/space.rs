@@ -10,7 +10,8 @@ use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
-use crate::region::{PAGE_BYTES, check_file, protection};
+use crate::address::PAGE_BYTES;
+use crate::region::{check_file, protection};
 use crate::shared::{SharedBytes, SharedBytesMut};
 
 /// See the [module](self).

@@ -12,31 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
-use crate::region::PAGE_BYTES;
+use crate::address::PAGE_BYTES;
+pub use crate::address::{LineAddress, RegionAddress};
 use crate::space::Space;
 
 /// The hole behind each region, in bytes.
 const HOLE_BYTES: u64 = 1 << 20;
-
-/// An offset in a region of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionAddress {
-    /// The region's number in its connection.
-    pub region: u32,
-    /// Bytes from its beginning.
-    pub offset: u64,
-}
-
-/// A line and its watch in a region of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineAddress {
-    /// The region's number in its connection.
-    pub region: u32,
-    /// Offset of the line.
-    pub line: u64,
-    /// Offset of the line's watch.
-    pub watch: u64,
-}
 
 /// See the [module](self).
 pub struct Window {

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use crate::line::{Line, Turn, Watch};
-use crate::waiters::Waiters;
 
 /// See the [module](self).
 pub(crate) struct LineWait<'line, G> {
@@ -29,12 +28,5 @@ impl<G: FnMut() -> bool> LineWait<'_, G> {
         }
         let left = self.deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
         (!left.is_zero()).then_some(left)
-    }
-
-    /// Sleeps on the line's own watch while another thread reads the connection.
-    pub(crate) fn sleep_beside(&mut self, waiters: &Waiters, is_up: impl Fn() -> bool) {
-        let LineWait { line, watch, turn, deadline, give_up } = self;
-        let _sleeper = waiters.sleep(watch);
-        line.wait(watch, *turn, *deadline, || !waiters.has_reader() || !is_up() || give_up());
     }
 }

@@ -18,7 +18,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::region::PAGE_BYTES;
+use crate::address::PAGE_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Size of the region in which a core's slot lies, at its beginning.

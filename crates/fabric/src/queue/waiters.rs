@@ -45,6 +45,17 @@ impl Waiters {
         Waiters { sleepers: Mutex::new(Vec::with_capacity(USUAL_SLEEPERS)), reading: AtomicU32::new(0) }
     }
 
+    /// Sleeps on the line's own watch while another thread reads the connection.
+    fn sleep_beside_reader<G: FnMut() -> bool>(
+        &self,
+        awaited: &mut LineWait<'_, G>,
+        is_up: impl Fn() -> bool,
+    ) {
+        let LineWait { line, watch, turn, deadline, give_up } = awaited;
+        let _sleeper = self.sleep(watch);
+        line.wait(watch, *turn, *deadline, || !self.has_reader() || !is_up() || give_up());
+    }
+
     /// Waits, alone or with other threads, as long as the connection is up. The waiter that is the reader calls `read`
     /// for all of them until its own wait is over. Returns whether the awaited turn has been published.
     pub(crate) fn wait<G: FnMut() -> bool>(
@@ -56,7 +67,7 @@ impl Waiters {
         while awaited.left(&is_up).is_some() {
             match self.read() {
                 Some(_reader) => read(&mut awaited),
-                None => awaited.sleep_beside(self, &is_up),
+                None => self.sleep_beside_reader(&mut awaited, &is_up),
             }
         }
         awaited.is_here()

@@ -26,7 +26,7 @@ use sublet_proto::{Code, Error, decode};
 
 use super::span::{FunctionShare, UsageSpan};
 use super::{LeaseRecord, MINUTE_MS, day_of};
-use crate::ledger::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
+use crate::lease_records::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
 use crate::store::{Batch, Store, hex, keys};
 
 /// The step that is being made.
@@ -264,7 +264,7 @@ fn is_old(record: &LeaseRecord, before_ms: u64, now_ms: u64) -> bool {
 fn fold(store: &mut dyn Store, step: &FoldStep) -> Result<(), Error> {
     let (mut sums, mut minutes, mut records) = (BTreeMap::new(), Batch::default(), Batch::default());
     for id in &step.leases {
-        let Some(record) = ledger::stored(store, id)? else { continue };
+        let Some(record) = lease_records::stored(store, id)? else { continue };
         let of_lease = minutes_of(store, &record)?;
         sum_up(&mut sums, record, &of_lease);
         of_lease.into_keys().for_each(|key| minutes.remove(key));

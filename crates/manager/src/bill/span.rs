@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sublet_proto::price::{self, Cost};
 use sublet_proto::v1::{FunctionUsage, Lease, Usage};
 
-use crate::ledger::{LeaseRecord, Minute, larger};
+use crate::lease_records::{LeaseRecord, Minute, larger};
 
 /// A lease's usage, cut into periods.
 pub(crate) struct UsageSpan {

@@ -7,6 +7,7 @@ use sublet_proto::v1::{FunctionUsage, LeaseState, Price};
 
 use super::*;
 use crate::core::LeaseId;
+use crate::lease_records;
 use crate::ledger::{LedgerEntry, RecordWriter};
 use crate::peers::{Peers, Spending};
 use crate::store::SqliteStore;
@@ -194,7 +195,7 @@ fn a_late_writer_neither_loses_nor_doubles_usage() {
     // The first manager, which was cut off, writes its outdated state.
     std::mem::swap(&mut books.writer, &mut other);
     books.write(&with(7, LeaseState::Attached), START_MS + 2 * MINUTE_MS);
-    let record = ledger::stored(&books.store, &lease(0).id).unwrap().unwrap();
+    let record = lease_records::stored(&books.store, &lease(0).id).unwrap().unwrap();
     assert_eq!(record.lease.state(), LeaseState::Ended);
     assert_eq!(record.lease.usage.unwrap().executing_ns, 9_000_000_000);
     let peers = Peers::join(&books.store, 3).unwrap();

@@ -18,17 +18,16 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use sublet_proto::package::{is_device, is_interpreter};
-use sublet_proto::v1::{Needs, NodeDescription, NodeGroup, NodeRoom};
-use sublet_proto::{Code, Error};
+use sublet_proto::v1::{NodeDescription, NodeGroup, NodeRoom};
 
 use super::Core;
 use super::description::MAX_NODE_CORES;
-use super::ids::{ClassKey, NodeKey, RackKey, RequestId, TenantKey};
-use super::messages::{ClientRequest, CoreAction};
-use super::nodes::{LeaseResources, LendingState, ManagedNode, NodeCapacity};
-use super::placement::{PlacementPart, Search};
+use super::ids::{NodeKey, RequestId, TenantKey};
+use super::messages::{ClientRequest, CoreAction, RackStanding};
+use super::nodes::ManagedNode;
+use super::placement::PlacementPart;
+use super::resources::{LeaseResources, LendingState, NodeCapacity, OfRack};
 use super::seats::MAX_SEATS;
-use super::terms::LeaseTerms;
 
 /// Time in milliseconds within which a request that was handed to a rack may take its turn again.
 const HANDED_MS: u64 = 30_000;
@@ -38,85 +37,6 @@ const MAX_HANDED: usize = 65_536;
 const MAX_REFUSALS: usize = 256;
 /// Most groups of nodes in a rack's report: those with most cores.
 const MAX_GROUPS: usize = 64;
-
-/// Report of a rack's manager on its nodes.
-#[derive(Clone, Debug)]
-pub struct RackStanding {
-    /// Address at which clients reach the manager.
-    pub manager: String,
-    /// Epoch of the rack's manager, and the number of its reports so far.
-    pub said: (u64, u64),
-    /// Groups of its nodes.
-    pub groups: Vec<NodeGroup>,
-}
-
-/// Racks that have refused a request.
-#[derive(Clone, Debug, Default)]
-pub struct Refusals {
-    /// Address of the rack's manager that has refused it now, as its client reports.
-    by: Option<String>,
-    /// Registrations of the groups of racks that have refused it.
-    standings: Vec<u64>,
-}
-
-impl Refusals {
-    /// Notes a refusal by the manager at this address, or none if it is empty.
-    pub fn by(manager: &str) -> Refusals {
-        Refusals { by: (!manager.is_empty()).then(|| manager.to_owned()), standings: Vec::new() }
-    }
-
-    /// Tells whether a rack has refused the request.
-    pub(super) fn are_any(&self) -> bool {
-        !self.standings.is_empty()
-    }
-}
-
-/// Largest single node of a rack's group: belongs to a node of this core that stands for several.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OfRack {
-    /// The most that one node of the group has.
-    pub(super) largest: NodeCapacity,
-    /// The most that is free on one node of the group.
-    pub(super) most_free: NodeCapacity,
-}
-
-impl OfRack {
-    /// Tells whether one of the nodes can hold the part of a request that must be on one node.
-    fn may_take(&self, terms: &LeaseTerms) -> bool {
-        let (workers, memory_bytes) = match terms.max_nodes {
-            1 => (terms.workers, terms.memory_bytes),
-            _ => (1, terms.memory_of(1)),
-        };
-        workers <= self.most_free.workers(terms.shared) && memory_bytes <= self.most_free.memory_bytes
-    }
-}
-
-impl ManagedNode {
-    /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node allows it if it lends
-    /// what the request needs; a group of a rack's also as far as its manager has reported.
-    pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
-        self.lacks(&request.needs).is_none()
-            && self.of_rack.as_ref().is_none_or(|of_rack| {
-                of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
-            })
-    }
-
-    /// The first folder or space that the node does not lend to a request with these needs, in words.
-    pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
-        let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
-        needs.lacking(folders, *temporary_bytes)
-    }
-
-    /// The most that one of the nodes it stands for has.
-    pub(super) fn largest(&self) -> NodeCapacity {
-        self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
-    }
-
-    /// The most that is free on one of the nodes it stands for.
-    pub(super) fn most_free(&self) -> NodeCapacity {
-        self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
-    }
-}
 
 /// State that a core of the level above racks keeps beside its nodes.
 #[derive(Debug, Default)]
@@ -426,52 +346,4 @@ fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescr
         temporary_bytes,
         ..NodeDescription::default()
     }
-}
-
-/// Resources of the nodes of a class in one rack.
-#[derive(Clone, Copy, Default)]
-struct InRack {
-    all: u64,
-    free: u64,
-}
-
-/// Builds the refusal when no rack takes the workers, with the amounts that exist and are free.
-#[cold]
-pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
-    let Search { nodes, request: ClientRequest { terms, .. }, pools } = *search;
-    let (asked, place) = (terms.workers, pools.place());
-    let kind = if terms.shared { "shared places" } else { "cores" };
-    let mut racks = HashMap::<RackKey, InRack>::new();
-    let (mut largest, mut most_memory) = (0, 0);
-    let is_there = |node: &&ManagedNode| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
-    for node in nodes.iter().map(|(_, node)| node).filter(is_there) {
-        let rack = racks.entry(node.rack).or_default();
-        rack.all += u64::from(node.capacity.workers(terms.shared));
-        rack.free += u64::from(node.free().workers(terms.shared));
-        largest = largest.max(node.largest().workers(terms.shared));
-        most_memory = most_memory.max(node.largest().memory_bytes);
-    }
-    let insufficient = |message: String| Error::new(Code::InsufficientResources, format!("{message}{place}"));
-    let Some(most) = racks.values().map(|rack| rack.all).max() else {
-        return insufficient(format!("no rack with nodes of {} is there", nodes.classes.name(class)));
-    };
-    if u64::from(asked) > most {
-        return insufficient(format!("{asked} {kind} asked, the largest rack has {most}"));
-    }
-    if terms.max_nodes == 1 && asked > largest {
-        return insufficient(format!(
-            "{asked} {kind} of one node asked, the largest node of a rack has {largest}"
-        ));
-    }
-    let (memory, one) = (terms.memory_bytes, terms.memory_of(if terms.max_nodes == 1 { asked } else { 1 }));
-    if one > most_memory {
-        return insufficient(format!(
-            "{memory} bytes of memory asked, {one} of them on one node, the largest node of a rack has {most_memory}"
-        ));
-    }
-    let InRack { all, free } = racks.into_values().max_by_key(|rack| rack.free).unwrap_or_default();
-    let message = format!(
-        "{asked} {kind} and {memory} bytes of memory asked, the rack with most has {free} of {all} {kind} free{place}"
-    );
-    Error::new(Code::NoCapacity, message)
 }

@@ -8,9 +8,9 @@ use sublet_proto::{Code, Error};
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
 use super::messages::{ClientRequest, CoreAction, Renewal, TokenStatus};
-use super::nodes::{LeaseResources, LendingState};
 use super::placement::{Placement, PlacementPart};
 use super::pools::Pools;
+use super::resources::{LeaseResources, LendingState};
 use super::waiting::{QueuePosition, TurnOutcome, WaitQueue};
 use super::{Core, placement, terms};
 

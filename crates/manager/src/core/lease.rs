@@ -20,7 +20,7 @@ use sublet_proto::v1::{ColdImports, FunctionUsage, Needs, PackageInfo, Price, Us
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
-use super::nodes::LeaseResources;
+use super::resources::LeaseResources;
 
 /// State of a lease's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use sublet_proto::Error;
-use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
+use sublet_proto::v1::{
+    self, FunctionUsage, NodeDescription, NodeGroup, PackageInfo, Quota, TenantUse, Usage,
+};
 
-use super::global::{RackStanding, Refusals};
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::locality::Locality;
-use super::neighbours::Neighbourhood;
-use super::nodes::LendingState;
+use super::resources::{LendingState, Reach};
 use super::terms::LeaseTerms;
 
 /// An event that the core handles.
@@ -255,4 +255,60 @@ pub struct ReportAnswer {
     pub acknowledged: Vec<LeaseId>,
     /// Nodes that its node is linked with, if the agent knows another version.
     pub neighbours: Option<Neighbourhood>,
+}
+
+/// Report of a rack's manager on its nodes.
+#[derive(Clone, Debug)]
+pub struct RackStanding {
+    /// Address at which clients reach the manager.
+    pub manager: String,
+    /// Epoch of the rack's manager, and the number of its reports so far.
+    pub said: (u64, u64),
+    /// Groups of its nodes.
+    pub groups: Vec<NodeGroup>,
+}
+
+/// Racks that have refused a request.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals {
+    /// Address of the rack's manager that has refused it now, as its client reports.
+    pub(super) by: Option<String>,
+    /// Registrations of the groups of racks that have refused it.
+    pub(super) standings: Vec<u64>,
+}
+
+impl Refusals {
+    /// Notes a refusal by the manager at this address, or none if it is empty.
+    pub fn by(manager: &str) -> Refusals {
+        Refusals { by: (!manager.is_empty()).then(|| manager.to_owned()), standings: Vec::new() }
+    }
+
+    /// Tells whether a rack has refused the request.
+    pub(super) fn are_any(&self) -> bool {
+        !self.standings.is_empty()
+    }
+}
+
+/// Nodes that a node is linked or bridged with, as reported to its agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Neighbourhood {
+    /// The node itself, and its registration.
+    pub own: (Arc<str>, u64),
+    /// Version, which grows with each change.
+    pub version: u64,
+    /// Linked nodes in the order in which the node names them, then bridged ones.
+    pub all: Vec<NeighbourhoodNode>,
+}
+
+/// A node of a neighbourhood.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeighbourhoodNode {
+    /// Name of the node.
+    pub node: Arc<str>,
+    /// Latest registration.
+    pub registration: u64,
+    /// Addresses of its agent.
+    pub reach: Arc<Reach>,
+    /// Neighbour that bridges the node, if the link is not direct.
+    pub bridge: Option<Arc<str>>,
 }

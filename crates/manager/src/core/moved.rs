@@ -15,7 +15,8 @@ use sublet_proto::v1::NodeGeneration;
 use super::ids::NodeKey;
 use super::lease::LeasePhase;
 use super::messages::CoreAction;
-use super::nodes::{ManagedNode, NodeCapacity};
+use super::nodes::ManagedNode;
+use super::resources::NodeCapacity;
 use super::{Core, SILENCE_TICKS};
 
 /// Ticks without a report after which the other managers are asked for a node: 1.5 s, as agents report each second.

@@ -12,48 +12,16 @@
 //! or to one that it is linked or bridged with, so that one comparison shows whether a report needs an update.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 
 use sublet_proto::pu;
 use sublet_proto::v1::ProcessingUnit;
 
 use super::ids::NodeKey;
-use super::nodes::{ManagedNode, Nodes, Reach};
+use super::messages::{Neighbourhood, NeighbourhoodNode};
+use super::nodes::{ManagedNode, Nodes};
 
 /// Most nodes that an agent is linked or bridged with: those it names, and as many again that these bridge.
 const MAX_AROUND: usize = 2 * pu::MAX_NEIGHBOURS;
-
-/// Nodes that a node is linked or bridged with, as reported to its agent.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Neighbourhood {
-    /// The node itself, and its registration.
-    pub own: (Arc<str>, u64),
-    /// Version, which grows with each change.
-    pub version: u64,
-    /// Linked nodes in the order in which the node names them, then bridged ones.
-    pub all: Vec<NeighbourhoodNode>,
-}
-
-/// A node of a neighbourhood.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NeighbourhoodNode {
-    /// Name of the node.
-    pub node: Arc<str>,
-    /// Latest registration.
-    pub registration: u64,
-    /// Addresses of its agent.
-    pub reach: Arc<Reach>,
-    /// Neighbour that bridges the node, if the link is not direct.
-    pub bridge: Option<Arc<str>>,
-}
-
-/// State of a node's links.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct NodeLinks {
-    version: u64,
-    /// The registration that its neighbours know it by; 0 while it is not registered here.
-    known: u64,
-}
 
 impl ManagedNode {
     /// Registration that neighbours know it by; 0 if it is lost or not registered.

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
-use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
+use sublet_proto::v1::{self, Needs, NodeDescription, NodeInfo};
 use sublet_proto::{Code, Error};
 
-use super::global::OfRack;
+#[cfg(any(test, debug_assertions))]
+use super::classes::ListedNode;
+use super::classes::{Classes, CountedResources, MAX_CLASSES};
 use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
 use super::messages::ClientRequest;
-use super::neighbours::NodeLinks;
-use super::placement::{Classes, CountedResources, MAX_CLASSES};
 use super::pools::{self, Pools};
 use super::racks::{Free, GroupedNodes, RackPool, Racks, Spot};
+use super::resources::{LendingState, NodeCapacity, OfRack, Reach, memory_rank};
 use super::seats::{MAX_SEATS, Seat, Seats};
-use super::segments;
 use super::{Level, SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
@@ -26,96 +26,12 @@ const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 /// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
 const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
 
-/// Resources that a lease holds of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseResources {
-    /// Number of workers.
-    pub workers: u32,
-    /// Whether they are on shared cores, instead of each on its own.
-    pub shared: bool,
-    /// Memory of all workers together.
-    pub memory_bytes: u64,
-}
-
-/// Cores, places on shared cores, and memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeCapacity {
-    /// Lent to one lease each.
-    pub cores: u32,
-    /// Workers on shared cores.
-    pub places: u32,
-    /// Memory, in bytes.
-    pub memory_bytes: u64,
-}
-
-impl NodeCapacity {
-    pub(super) fn plus(self, amount: LeaseResources) -> NodeCapacity {
-        let (cores, places) = split(amount);
-        NodeCapacity {
-            cores: self.cores.saturating_add(cores),
-            places: self.places.saturating_add(places),
-            memory_bytes: self.memory_bytes.saturating_add(amount.memory_bytes),
-        }
-    }
-
-    pub(super) fn minus(self, amount: LeaseResources) -> NodeCapacity {
-        let (cores, places) = split(amount);
-        debug_assert!(
-            cores <= self.cores && places <= self.places && amount.memory_bytes <= self.memory_bytes,
-            "cannot release {amount:?}: only {self:?} is leased"
-        );
-        NodeCapacity {
-            cores: self.cores.saturating_sub(cores),
-            places: self.places.saturating_sub(places),
-            memory_bytes: self.memory_bytes.saturating_sub(amount.memory_bytes),
-        }
-    }
-
-    pub(super) fn without(self, other: NodeCapacity) -> NodeCapacity {
-        NodeCapacity {
-            cores: self.cores.saturating_sub(other.cores),
-            places: self.places.saturating_sub(other.places),
-            memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
-        }
-    }
-
-    /// Returns the number of workers of one kind.
-    pub(super) fn workers(&self, shared: bool) -> u32 {
-        if shared { self.places } else { self.cores }
-    }
-}
-
-fn split(amount: LeaseResources) -> (u32, u32) {
-    if amount.shared { (0, amount.workers) } else { (amount.workers, 0) }
-}
-
-/// Addresses of a node's agent for clients; sent with each grant.
-#[derive(Debug, Default, PartialEq)]
-pub struct Reach {
-    /// Address on its own machine: `unix:/path`.
-    pub agent: String,
-    /// Machine of the agent.
-    pub host: String,
-    /// Network addresses, if other machines can reach it.
-    pub network: Option<NodeNetwork>,
-}
-
-impl Reach {
-    fn of(description: &NodeDescription) -> Reach {
-        let NodeDescription { agent, host, network, .. } = description;
-        Reach { agent: agent.clone(), host: host.clone(), network: network.clone() }
-    }
-}
-
-/// Whether an agent takes leases on its node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LendingState {
-    /// New leases may come.
-    Open,
-    /// No new lease may come.
-    Draining,
-    /// No new lease may come, and running ones are being ended.
-    Reclaimed,
+/// State of a node's links.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NodeLinks {
+    pub(super) version: u64,
+    /// The registration that its neighbours know it by; 0 while it is not registered here.
+    pub(super) known: u64,
 }
 
 /// A node as its manager sees it.
@@ -202,7 +118,7 @@ impl ManagedNode {
 
     /// Rank among the nodes that take segments.
     fn memory_rank(&self) -> Option<u32> {
-        self.takes_leases().then(|| segments::rank(self.free().memory_bytes)).flatten()
+        self.takes_leases().then(|| memory_rank(self.free().memory_bytes)).flatten()
     }
 
     fn group(&self) -> RackPool {
@@ -239,6 +155,31 @@ impl ManagedNode {
             units: Vec::new(),
             cache: self.cache,
         }
+    }
+
+    /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node allows it if it lends
+    /// what the request needs; a group of a rack's also as far as its manager has reported.
+    pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
+        self.lacks(&request.needs).is_none()
+            && self.of_rack.as_ref().is_none_or(|of_rack| {
+                of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
+            })
+    }
+
+    /// The first folder or space that the node does not lend to a request with these needs, in words.
+    pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
+        let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
+        needs.lacking(folders, *temporary_bytes)
+    }
+
+    /// The most that one of the nodes it stands for has.
+    pub(super) fn largest(&self) -> NodeCapacity {
+        self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
+    }
+
+    /// The most that is free on one of the nodes it stands for.
+    pub(super) fn most_free(&self) -> NodeCapacity {
+        self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
     }
 }
 
@@ -538,6 +479,21 @@ impl Nodes {
         forgotten
     }
 
+    /// The nodes of a class, for a comparison with its lists.
+    #[cfg(any(test, debug_assertions))]
+    fn listed(&self, class: ClassKey) -> Vec<ListedNode> {
+        let of_class = self.iter().map(|(_, node)| node).filter(|node| node.seats.has(class));
+        let listed = of_class.map(|node| ListedNode {
+            pool: node.pool,
+            rack: node.rack,
+            capacity: node.capacity,
+            free: node.free(),
+            is_there: node.is_there(),
+            takes_leases: node.takes_leases(),
+        });
+        listed.collect()
+    }
+
     /// Panics unless every node is only at its right position, and racks and classes match their nodes.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn assert_consistent(&self) {
@@ -558,7 +514,7 @@ impl Nodes {
         for rack in self.racks.keys() {
             assert_eq!(self.racks.free(rack), racks.remove(&rack).unwrap_or_default(), "free in {rack:?}");
         }
-        self.classes.assert_consistent(self);
+        self.classes.assert_consistent(|class| self.listed(class));
     }
 
     /// Forgets a node that has no leases.

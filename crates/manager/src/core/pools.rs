@@ -11,7 +11,7 @@
 
 use sublet_proto::pool::Pool;
 
-use super::nodes::NodeCapacity;
+use super::resources::NodeCapacity;
 use super::terms::LeaseTerms;
 
 /// Number of pools.

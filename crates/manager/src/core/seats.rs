@@ -5,8 +5,8 @@
 use sublet_proto::package::{is_device, is_interpreter};
 use sublet_proto::v1::NodeDescription;
 
+use super::classes::{Classes, CountedResources};
 use super::ids::ClassKey;
-use super::placement::{Classes, CountedResources};
 use super::racks::Spot;
 
 /// Most classes of one node: those of its architecture, of two devices, of a Python, of its platform, and of a Node.js.

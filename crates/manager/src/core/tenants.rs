@@ -7,7 +7,7 @@ use sublet_proto::v1::{Quota, TenantUse};
 use sublet_proto::{Code, Error};
 
 use super::ids::TenantKey;
-use super::nodes::LeaseResources;
+use super::resources::LeaseResources;
 
 /// Time for which a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as
 /// long after each further one in a row.

@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sublet_admission::{Admission, AdmissionLimits, ClassBudget, ConnectionId, Party, RefusalLog};
-use sublet_proto::v1::Role;
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
-use crate::auth::CallerIdentity;
 use crate::core::NodeKey;
 
 /// Most connections of one manager at the same time, if its limit of open files allows them.
@@ -182,19 +180,14 @@ impl ConnectionSlot {
         self.places.admission().shaken(self.id, self.places.now_ms());
     }
 
-    /// Notes the connection's identity.
+    /// Notes whose connection it is.
     ///
     /// # Errors
     /// [`Code::TryLater`] if its tenant, or its class, has all the connections that it may have.
-    pub(crate) fn identify(&self, identity: &CallerIdentity) -> Result<(), Error> {
+    pub(crate) fn identify(&self, party: Party) -> Result<(), Error> {
         if self.is_identified.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let party = match (identity.role, &identity.lending) {
-            (Role::Operator, _) => Party::Operator,
-            (_, Some(lending)) => Party::Peer(lending.node.as_str().into()),
-            _ => Party::Tenant(Arc::clone(&identity.tenant)),
-        };
         let identified = self.places.admission().identify(self.id, party, self.places.now_ms());
         match identified {
             Ok(()) => {

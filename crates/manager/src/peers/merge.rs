@@ -13,9 +13,9 @@ use sublet_proto::v1::{CountedLease, SpendRecord};
 use sublet_proto::{Error, decode};
 
 use super::epoch_and_tenant;
+use crate::clock::LEAST_AGE_MS;
 use crate::core::LeaseId;
-use crate::ledger;
-use crate::retention::LEAST_AGE_MS;
+use crate::lease_records;
 use crate::store::{Batch, Store, keys};
 
 /// The epoch of the merged record. The first manager of a store has the epoch 1.
@@ -81,7 +81,7 @@ fn still_needed(
     };
     let mut needed: BTreeMap<String, u64> = BTreeMap::new();
     for CountedLease { lease, cost_nano } in counted {
-        let is_needed = match ledger::stored(store, &lease)? {
+        let is_needed = match lease_records::stored(store, &lease)? {
             Some(record) => record.cost_nano() < cost_nano,
             None => is_young(&lease),
         };
@@ -99,7 +99,7 @@ mod tests {
 
     use super::super::{Peers, Spending};
     use super::*;
-    use crate::ledger::LeaseRecord;
+    use crate::lease_records::LeaseRecord;
     use crate::store::SqliteStore;
 
     fn store() -> (tempfile::TempDir, SqliteStore) {

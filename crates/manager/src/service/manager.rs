@@ -30,13 +30,13 @@ use crate::core::{LeaseId, LeaseTerms, Level, Locality, ManagedNode, Refusals, T
 use crate::database::blocking;
 use crate::garbage::{self, RemovedBlobs};
 use crate::graphs;
-use crate::ledger::LeaseRecord;
+use crate::lease_records::LeaseRecord;
 use crate::listen::Peer;
 use crate::packages::{Asker, Versions, check_leasable};
-use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
 use crate::secrets::StoreSecrets;
 use crate::shell::{GrantedLease, PreparedRequest, RequestOutcome, active_leases, parse_lease};
+use crate::store::RECORD_BYTES;
 use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{RevokedTokens, ShownToken};
 use crate::upkeep;
@@ -228,7 +228,7 @@ impl Manager for Service {
             let message = "a store is backed up on the operator's socket of its manager only, since a file is written there";
             return Err(Error::new(Code::PermissionDenied, message).into_status());
         }
-        let written = self.0.database.with(move |store| upkeep::back_up(store, &file)).await;
+        let written = upkeep::back_up(&self.0.database, file).await;
         answer(written.map(|bytes| BackUpStoreReply { bytes }))
     }
 

@@ -17,7 +17,7 @@ use crate::core::{
     ReportedEnd,
 };
 use crate::database::blocking;
-use crate::ledger::{self, LeaseRecord};
+use crate::lease_records::{self, LeaseRecord};
 use crate::listen::ConnectionSlot;
 use crate::names::{self, UNVERIFIED};
 use crate::tokens::TokenId;
@@ -140,7 +140,7 @@ impl Shell {
             return Ok((brought, Vec::new()));
         }
         let read = self.database.with(move |store| {
-            let records = new.iter().map(|lease| ledger::stored(store, &lease.to_string()));
+            let records = new.iter().map(|lease| lease_records::stored(store, &lease.to_string()));
             Ok(records.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
         });
         let records: Vec<LeaseRecord> = match read.await {

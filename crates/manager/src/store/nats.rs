@@ -51,7 +51,7 @@ use self::operations::Change;
 use self::sequences::{ReachedSequences, Sequences};
 use super::journal::{is_copied, is_journaled};
 use super::{
-    AuditReport, Batch, Blob, BlobPart, Store, StoreRecord, VersionedValue, check_key, check_part,
+    AuditReport, Batch, Blob, BlobPart, Store, StoreCopy, StoreRecord, VersionedValue, check_key, check_part,
     check_value, kind, listed,
 };
 
@@ -458,7 +458,7 @@ impl Store for NatsStore {
         self.page(prefix, ScanStart::Before(before), limit)
     }
 
-    fn copy_to(&self, _: &Path) -> Result<(), Error> {
+    fn begin_copy(&mut self) -> Result<StoreCopy, Error> {
         let message =
             "a store on NATS is backed up by its servers: `nats stream backup` for each of its streams";
         Err(Error::new(Code::InvalidArgument, message))

@@ -14,11 +14,13 @@
 
 mod audit;
 mod changes;
+mod copy;
 mod failure;
 mod open;
 mod repair;
 mod schema;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ use sublet_proto::{Code, Error};
 
 pub use self::audit::AuditReport;
 use self::changes::{Changes, StoreSummary, kind_of};
+use self::copy::CopySource;
+pub use self::copy::StoreCopy;
 use self::failure::failure;
 use self::open::{audit_file, begin_journal, checkpoint, run_pragma};
 pub use self::repair::{check, repair};
@@ -45,12 +49,17 @@ const RESERVE_PARTS: u64 = 64;
 const MIN_RESERVE_BYTES: u64 = 8 << 20;
 const MAX_RESERVE_BYTES: u64 = 256 << 20;
 
+/// Pages of the log at which it is written to the file: SQLite's default.
+const LOG_PAGES: u32 = 1000;
+
 /// Most restored or lost records that a message names.
 const SHOWN: usize = 8;
 
 /// A [`Store`] in one file.
 pub struct SqliteStore {
     connection: Connection,
+    /// Behind the connection, which is to be closed first.
+    copy_source: CopySource,
     folder: PathBuf,
     account: StoreSummary,
     journal: StoreJournal,
@@ -81,8 +90,19 @@ impl SqliteStore {
         };
         let wal = PathBuf::from(format!("{}-wal", file.display()));
         let sync = Arc::new(SyncGroup::new(vec![wal, journal.path().to_owned()]));
-        let reserve = Reserve::Used;
-        Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report, reserve })
+        let opened = File::open(file)
+            .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", file.display())))?;
+        Ok(SqliteStore {
+            connection,
+            copy_source: CopySource::new(opened),
+            folder,
+            account,
+            journal,
+            sync,
+            is_unsynced: false,
+            report,
+            reserve: Reserve::Used,
+        })
     }
 
     /// Returns the damage that opening has found, and the records that it has put back.
@@ -110,10 +130,20 @@ impl SqliteStore {
         {
             tracing::warn!(%error, journal = %self.journal.path().display(), "the store's journal cannot be written");
         }
-        if self.journal.is_full() {
+        self.resume_checkpoints();
+        if self.journal.is_full() && !self.copy_source.is_being_copied() {
             self.renew_journal();
         }
         Ok(changed)
+    }
+
+    /// Lets SQLite write the log to the file again when a copy has ended.
+    fn resume_checkpoints(&mut self) {
+        if self.copy_source.has_ended()
+            && let Err(error) = set_automatic_checkpoints(&self.connection, LOG_PAGES)
+        {
+            tracing::warn!(%error, "the store's log grows: it cannot be written to the store");
+        }
     }
 
     /// Begins a new journal, whose base is the current content of the store. If no space is left the old one stays.
@@ -191,7 +221,8 @@ impl SqliteStore {
     /// Gives free pages and the log back to the disk: it may be full, and others need it, too.
     fn shrink(&self) -> rusqlite::Result<()> {
         run_pragma(&self.connection, "PRAGMA incremental_vacuum")?;
-        checkpoint(&self.connection)
+        // A copy in progress reads the file as it is.
+        if self.copy_source.is_being_copied() { Ok(()) } else { checkpoint(&self.connection) }
     }
 
     #[cfg(test)]
@@ -286,9 +317,16 @@ impl Store for SqliteStore {
         Ok(size.unwrap_or_default())
     }
 
-    fn copy_to(&self, file: &Path) -> Result<(), Error> {
-        let path = file.display().to_string();
-        self.write("copy", "VACUUM INTO ?1", params![path]).map(drop)
+    fn begin_copy(&mut self) -> Result<StoreCopy, Error> {
+        if self.copy_source.is_being_copied() {
+            return Err(Error::new(Code::TryLater, "another backup is being made"));
+        }
+        let prepare = || -> rusqlite::Result<()> {
+            checkpoint(&self.connection)?;
+            set_automatic_checkpoints(&self.connection, 0)
+        };
+        prepare().map_err(|error| self.failure("copy", &error))?;
+        Ok(self.copy_source.begin())
     }
 
     fn set_reserve(&mut self, reserve: Reserve) {
@@ -298,6 +336,11 @@ impl Store for SqliteStore {
     fn unsynced(&mut self) -> Option<Arc<SyncGroup>> {
         std::mem::take(&mut self.is_unsynced).then(|| Arc::clone(&self.sync))
     }
+}
+
+/// Sets the number of pages of the log at which SQLite writes it to the file, or 0 for never.
+fn set_automatic_checkpoints(connection: &Connection, pages: u32) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "wal_autocheckpoint", pages)
 }
 
 /// Returns the number of reserved bytes of a disk.

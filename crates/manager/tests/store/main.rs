@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod copies;
 mod damage;
 mod faults;
 #[path = "../../../../tests/src/nats.rs"]

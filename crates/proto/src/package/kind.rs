@@ -1,8 +1,8 @@
 //! The kinds of packages: the type of their library, and therefore its executor.
 
-use super::PythonPlatform;
 use super::nodejs::{ANY_NODEJS, is_nodejs};
-use super::python::{ANY_PYTHON, is_python};
+use super::platform::{ANY_PYTHON, PythonPlatform};
+use super::python::is_python;
 use crate::{Code, Error};
 
 /// Type of a package's library.
@@ -26,6 +26,9 @@ pub enum PackageKind {
 
 /// The architecture of builds that run on every node.
 pub const PORTABLE: &str = "wasm32";
+
+/// Longest name of a kind of processor, in bytes.
+pub const MAX_KIND_BYTES: usize = 32;
 
 const WASM_MAGIC: &[u8] = b"\0asm";
 
@@ -89,6 +92,15 @@ pub fn is_interpreter(architecture: &str) -> bool {
 /// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.
 pub fn is_processor(architecture: &str) -> bool {
     !is_device(architecture) && !is_interpreter(architecture)
+}
+
+/// Tells whether a processor may be of this kind: lower-case letters, digits and `-`, and no device.
+pub fn is_processor_kind(kind: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=MAX_KIND_BYTES).contains(&kind.len())
+        && kind.bytes().all(is_plain)
+        && is_processor(kind)
+        && kind != PORTABLE
 }
 
 /// Tells whether a build for `architecture` runs on `node`: a node's architecture, or that of one of its devices or

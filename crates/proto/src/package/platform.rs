@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use super::python::ANY_PYTHON;
+/// The architecture of builds that run on every Python.
+pub const ANY_PYTHON: &str = "python";
 
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,7 @@ use serde::Deserialize;
 use super::invalid;
 use super::manifest::wrong;
 use crate::Error;
-use crate::package::is_device;
-use crate::pu::is_processor_kind;
+use crate::package::{is_device, is_processor_kind};
 use crate::v1;
 
 /// Most profiles of a package.

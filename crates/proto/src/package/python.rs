@@ -11,14 +11,13 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::library::LibraryFile;
+pub use super::platform::ANY_PYTHON;
 use super::{
     Build, MANIFEST_FILE, ManifestFunction, PackageKind, PythonPlatform, check_path, environment, invalid,
     is_package,
 };
 use crate::Error;
 
-/// The architecture of builds that run on every Python.
-pub const ANY_PYTHON: &str = "python";
 /// The function by which Python callers call any other: the last one of each package of Python.
 pub const CALL: &str = "sublet.call";
 /// Most modules that a package has imported ahead.

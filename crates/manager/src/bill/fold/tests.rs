@@ -14,7 +14,9 @@ use super::super::{Bills, DAY_MINUTES};
 use super::*;
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::store::{Blob, BlobPart, NatsOptions, NatsStore, SqliteStore, StoreRecord, VersionedValue};
+use crate::store::{
+    Blob, BlobPart, NatsOptions, NatsStore, SqliteStore, StoreCopy, StoreRecord, VersionedValue,
+};
 
 const DAY_MS: u64 = DAY_MINUTES * MINUTE_MS;
 /// Time after all entries of the ledger.
@@ -87,8 +89,8 @@ impl<S: Store> Store for FailingStore<S> {
         self.store.lock().unwrap().scan_back(prefix, before, limit)
     }
 
-    fn copy_to(&self, file: &std::path::Path) -> Result<(), Error> {
-        self.store.lock().unwrap().copy_to(file)
+    fn begin_copy(&mut self) -> Result<StoreCopy, Error> {
+        self.store.lock().unwrap().begin_copy()
     }
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
@@ -344,19 +346,16 @@ fn time_to_fold() {
     let Books { folder, mut store, .. } = books();
     fill(&mut store, number);
     let file = folder.path().join("store.sqlite");
-    let bytes = |store: &SqliteStore| {
-        let copy = folder.path().join("copy.sqlite");
-        store.copy_to(&copy).unwrap();
-        let bytes = copy.metadata().unwrap().len();
-        std::fs::remove_file(copy).unwrap();
-        bytes / u64::from(number)
+    let bytes = |store: &mut SqliteStore| {
+        let copy = tempfile::tempfile().unwrap();
+        store.begin_copy().unwrap().write_to(&copy).unwrap() / u64::from(number)
     };
-    let before = bytes(&store);
+    let before = bytes(&mut store);
     let shared = FailingStore::new(store);
     let begun = std::time::Instant::now();
     assert_eq!(block_on(shared.bills().fold(LATER_MS)).unwrap(), u64::from(number));
     let took = begun.elapsed();
-    let (sums, after) = (shared.size("folded/").unwrap(), bytes(&shared.store.lock().unwrap()));
+    let (sums, after) = (shared.size("folded/").unwrap(), bytes(&mut shared.store.lock().unwrap()));
     println!("{number} leases: {before} bytes each, {after} after {took:?}, {sums:?}, {file:?}");
 }
 

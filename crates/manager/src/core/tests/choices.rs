@@ -211,7 +211,7 @@ fn agent_cannot_register_an_unlimited_number_of_architectures() {
         let description = NodeDescription { architecture, ..node("n", 1) };
         fixture.register(description, 1, Vec::new()).map(|_| ())
     };
-    for number in 0..placement::MAX_CLASSES {
+    for number in 0..classes::MAX_CLASSES {
         register(format!("a{number}")).unwrap();
     }
     let error = register("x86_64".into()).unwrap_err();

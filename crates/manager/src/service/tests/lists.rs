@@ -1,7 +1,7 @@
 //! Lists that do not fit into one reply: their pages have each item once, in the order of the list.
 
 use super::*;
-use crate::ledger::LeaseRecord;
+use crate::lease_records::LeaseRecord;
 use crate::store::{Batch, keys};
 use prost::Message;
 

@@ -7,16 +7,12 @@
 
 use sublet_proto::{Code, Error};
 
-use super::chance::Chance;
-use super::messages::ClientRequest;
-use super::nodes::{LeaseResources, ManagedNode};
-use super::placement::{Choice, PlacementPart, Search, Steps};
-use super::racks::{Measure, RackPool};
-
-/// Returns the rank of a node with this much free. A node without free memory has none.
-pub(super) fn rank(free_bytes: u64) -> Option<u32> {
-    free_bytes.checked_ilog2()
-}
+use super::super::chance::Chance;
+use super::super::messages::ClientRequest;
+use super::super::nodes::ManagedNode;
+use super::super::racks::{Measure, RackPool};
+use super::super::resources::{LeaseResources, memory_rank};
+use super::{Choice, PlacementPart, Search, Steps};
 
 /// Finds a node for a segment, or returns why none fits.
 pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, PlacementPart), Error> {
@@ -27,7 +23,7 @@ pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice,
     };
     let any = |group: RackPool, chance: &mut Chance| {
         let fits = |node| nodes.get(node).is_some_and(fits);
-        nodes.by_memory.list(group)?.first_fit(rank(memory_bytes).unwrap_or_default(), chance, fits)
+        nodes.by_memory.list(group)?.first_fit(memory_rank(memory_bytes).unwrap_or_default(), chance, fits)
     };
     // A segment has no environment that could be warm.
     let found = search.one(&Steps { fits, warm: |_, _| None, any, measure: Measure::MemoryBytes }, chance);
