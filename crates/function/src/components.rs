@@ -98,7 +98,7 @@ impl FunctionCall<'_> {
         }
         // SAFETY: the message is a string that ends with 0, valid until the next operation.
         let message = unsafe { CStr::from_ptr((table.why)(context)) }.to_string_lossy().into_owned();
-        Err(FunctionError { number, message })
+        Err(FunctionError::of_code(number, message))
     }
 }
 

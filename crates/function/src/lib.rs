@@ -48,48 +48,17 @@
 
 mod call;
 mod components;
+mod error;
 mod form;
 mod memory;
 mod reply;
 
-use std::fmt;
-
 pub use call::{FunctionCall, FunctionContext, run};
 pub use components::MemoryChannel;
+pub use error::FunctionError;
 pub use form::Callable;
 pub use memory::{InputView, OutputView, PlainValue};
 pub use reply::{Count, ReturnValue};
-
-/// Number of the error code `function_failed`.
-const FUNCTION_FAILED: u32 = 40;
-
-/// Error of a call, with its message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FunctionError {
-    number: u32,
-    message: String,
-}
-
-impl FunctionError {
-    /// An error with this message.
-    pub fn new(message: impl fmt::Display) -> FunctionError {
-        FunctionError { number: FUNCTION_FAILED, message: message.to_string() }
-    }
-
-    /// Number of Sublet's error code: that of a failed operation, or `function_failed`. The caller of a function that returns
-    /// the error gets `function_failed` in either case.
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-}
-
-impl fmt::Display for FunctionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for FunctionError {}
 
 /// Exports functions under their names, or under other names: `export!(twice, half = maths::divide)`.
 ///
