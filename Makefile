@@ -26,9 +26,10 @@ test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and 
 	@scripts/setup.sh test
 	@cargo xtask test
 
-test-all: test ## the same, and for a night: KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
+test-all: test ## the same, and for a night: upgrades from the version before, KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
 	@SUBLET_TEST_KILLS=$(KILLS) cargo test --profile checked --workspace --test random_kills -- --nocapture
 	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --profile checked --workspace --test listeners -- --nocapture
+	@cargo xtask upgrade
 	@cargo xtask fuzz --seconds 300
 	@cargo xtask sim --seeds $(SEEDS)
 

@@ -24,7 +24,7 @@ use crate::disk::SmallDisk;
 use crate::functions::package;
 use crate::nats::{self, NatsServer};
 use crate::network::{Host, SwitchedNetwork};
-use crate::platform::{assert_echoes, sublet};
+use crate::platform::{assert_echoes, by_programs, sublet};
 use crate::process::{self, is_alive, wait_until};
 use crate::program::{ServerProgram, inside};
 
@@ -51,6 +51,8 @@ pub struct ClusterPlan {
     pub disk_bytes: Option<u64>,
     /// Further command-line arguments of the managers.
     pub arguments: Vec<String>,
+    /// Folder of the programs of managers and agents, if that is not the one of this build.
+    pub programs: Option<PathBuf>,
 }
 
 /// Store that managers share.
@@ -82,6 +84,8 @@ pub struct Cluster {
     pub network: Option<SwitchedNetwork>,
     /// The first manager's disk, if it is a small one.
     pub disk: Option<SmallDisk>,
+    /// Folder of the programs of those that are started next, if that is not the one of this build.
+    pub programs: Option<PathBuf>,
     ca: Vec<u8>,
     folder: TempDir,
 }
@@ -115,6 +119,7 @@ impl Default for ClusterPlan {
             network: None,
             disk_bytes: None,
             arguments: Vec::new(),
+            programs: None,
         }
     }
 }
@@ -175,6 +180,7 @@ impl Cluster {
             nats,
             network: plan.network,
             disk,
+            programs: plan.programs,
             ca: Vec::new(),
             folder,
         };
@@ -207,7 +213,7 @@ impl Cluster {
         }
         arguments.extend(more.iter().cloned());
         let entry = host.map(Host::entry).or(self.disk.as_ref().map(SmallDisk::entry));
-        let program = ServerProgram::start(&name, self.folder.path(), maker(arguments, entry));
+        let program = ServerProgram::start(&name, self.folder.path(), self.maker(arguments, entry));
         let state = self.disk.as_ref().map_or(state, SmallDisk::path);
         let certificate = fs::read(state.join("tls/ca.pem")).expect("the manager has made a certificate");
         self.ca.extend(certificate);
@@ -316,7 +322,7 @@ impl Cluster {
         let program = ServerProgram::begin(
             name,
             self.folder.path(),
-            maker(arguments, entry.or(host.as_ref().map(Host::entry))),
+            self.maker(arguments, entry.or(host.as_ref().map(Host::entry))),
         );
         AgentProcess { program, state, name: name.to_owned(), host }
     }
@@ -469,6 +475,29 @@ impl Cluster {
         client.deallocate().unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// How to start `sublet`, again and again, on a host or with a disk of its own.
+    fn maker(
+        &self,
+        arguments: Vec<String>,
+        entry: Option<Vec<String>>,
+    ) -> impl Fn() -> Command + Send + Sync + use<> + 'static {
+        let programs = self.programs.clone();
+        move || {
+            let mut command = sublet();
+            command.args(&arguments).env("SUBLET_LOG", "info");
+            for variable in ["SUBLET_CA", "SUBLET_TOKEN", "SUBLET_TOKEN_FILE"] {
+                command.env_remove(variable);
+            }
+            if let Some(programs) = &programs {
+                command = by_programs(&command, programs);
+            }
+            match &entry {
+                None => command,
+                Some(entry) => inside(entry, &command),
+            }
+        }
+    }
+
     fn workers(&self) -> Vec<u32> {
         self.agents.iter().flat_map(AgentProcess::workers).collect()
     }
@@ -610,21 +639,6 @@ pub fn connect(access: &Access) -> Invoker {
 
 fn manager_name(number: u8) -> String {
     format!("manager-{number}")
-}
-
-/// How to start `sublet`, again and again, on a host or with a disk of its own.
-fn maker(arguments: Vec<String>, entry: Option<Vec<String>>) -> impl Fn() -> Command + Send + Sync + 'static {
-    move || {
-        let mut command = sublet();
-        command.args(&arguments).env("SUBLET_LOG", "info");
-        for variable in ["SUBLET_CA", "SUBLET_TOKEN", "SUBLET_TOKEN_FILE"] {
-            command.env_remove(variable);
-        }
-        match &entry {
-            None => command,
-            Some(entry) => inside(entry, &command),
-        }
-    }
 }
 
 /// Returns a loopback address that no other test has, and a port on it. No connection starts at that address, so the

@@ -54,6 +54,15 @@ pub fn program(source: &'static str) -> PathBuf {
     link(compiler(&source), &source, &name, &platform::programs().join("libsublet_c.a"))
 }
 
+/// Does what [`program`] does for a source in C, with the library and the header of some version.
+pub fn program_of(version: &str, source: &'static str, programs: &Path, include: &Path) -> PathBuf {
+    let source = root().join("tests/functions").join(source);
+    let name = source.file_stem().unwrap_or_default().to_string_lossy();
+    let mut compiler = compiler(&source);
+    compiler.arg("-I").arg(include);
+    link(compiler, &source, &format!("{name}.{version}"), &programs.join("libsublet_c.a"))
+}
+
 /// Does what [`program`] does for a source in C, with a compiler for another architecture and the library for that.
 ///
 /// # Panics

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use sublet::{Code, Error};
 
 pub mod attack;
+pub mod before;
 pub mod cluster;
 pub mod crowd;
 pub mod disk;

@@ -314,6 +314,20 @@ pub fn sublet() -> Command {
     command
 }
 
+/// The same command by the programs of another folder.
+pub fn by_programs(command: &Command, folder: &Path) -> Command {
+    let mut other = Command::new(folder.join("sublet"));
+    other.args(command.get_args());
+    for (variable, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(variable, value),
+            None => other.env_remove(variable),
+        };
+    }
+    other.env("SUBLET_WORKER", folder.join("sublet-worker"));
+    other
+}
+
 /// The folder in which cargo puts programs: tests stand in a folder of it.
 pub fn programs() -> PathBuf {
     let own = std::env::current_exe().expect("a process knows its program");

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::platform::kill;
+use crate::platform::{by_programs, kill};
 use crate::process::{PATIENCE, is_stopped, wait_until};
 
 /// Lines of its log that a failed test shows.
@@ -21,6 +21,8 @@ type Make = Box<dyn Fn() -> Command + Send + Sync>;
 pub struct ServerProgram {
     name: String,
     make: Make,
+    /// Folder of its programs, if that is not the one of this build.
+    programs: Option<PathBuf>,
     log: PathBuf,
     child: Child,
     stdout: Option<ChildStdout>,
@@ -47,7 +49,7 @@ impl ServerProgram {
     ) -> ServerProgram {
         let log = folder.join(format!("{name}.log"));
         let (child, stdout) = spawn(make(), &log);
-        ServerProgram { name: name.to_owned(), make: Box::new(make), log, child, stdout }
+        ServerProgram { name: name.to_owned(), make: Box::new(make), programs: None, log, child, stdout }
     }
 
     /// Id of the program's process.
@@ -116,11 +118,20 @@ impl ServerProgram {
         self.restart_with(|_| {});
     }
 
+    /// Starts it from now on by the programs of a folder.
+    pub fn use_programs(&mut self, folder: &Path) {
+        self.programs = Some(folder.to_owned());
+    }
+
     /// Does what [`ServerProgram::restart`] does, with a changed command.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(&mut Command)) {
         self.kill();
-        let mut command = (self.make)();
+        let made = (self.make)();
+        let mut command = match &self.programs {
+            None => made,
+            Some(programs) => by_programs(&made, programs),
+        };
         change(&mut command);
         (self.child, self.stdout) = spawn(command, &self.log);
         self.wait_until_it_serves();

@@ -29,6 +29,7 @@ mod sim;
 mod step;
 mod suites;
 mod test;
+mod upgrade;
 mod verbs_vm;
 mod vm;
 
@@ -112,6 +113,11 @@ const CHORES: &[Chore] = &[
         usage: "second-pu [--only PART,...] [--json FILE]",
         help: "a neighbour of another architecture, in an emulated machine",
         run: second_pu::chore,
+    },
+    Chore {
+        usage: "upgrade [--from COMMIT]",
+        help: "upgrade a running system from the version before, process by process",
+        run: upgrade::chore,
     },
     Chore { usage: "docs", help: "build the documentation site in target/site", run: docs::chore },
     Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },

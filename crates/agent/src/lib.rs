@@ -47,7 +47,7 @@ use sublet_fabric::packet::PacketListener;
 use sublet_image::ImageStore;
 use sublet_proto::package::PackageKind;
 use sublet_proto::v1::NodeDescription;
-use sublet_proto::{Code, Error, pool, pu};
+use sublet_proto::{Code, Error, pool, pu, version};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
@@ -179,7 +179,7 @@ impl Agent {
         let node = Arc::new(node);
         let listener = listen(&options)?;
         let journal = AgentJournal::at(&state.path);
-        node.leases.ledger.inherit(journal.read());
+        node.leases.ledger.inherit(journal.read()?);
         let mut agent = Agent {
             node: node.clone(),
             acceptors: Vec::new(),
@@ -289,6 +289,7 @@ fn node(
         device_units: looking.found(),
         folders: folders.described(),
         temporary_bytes: options.temporary_bytes.unwrap_or_default(),
+        messages: version::MESSAGES,
         no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
     };
     let instance = new_instance()?;

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use sublet_admission::Party;
 use sublet_proto::v1::{Role, Token};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 
@@ -343,8 +343,12 @@ where
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let method = RIGHTS.iter().find(|(method, _)| *method == request.uri().path());
         let Some(&(method, allowed)) = method else {
-            let message = format!("there is no method {}", request.uri().path());
-            return refuse(Error::new(Code::Protocol, message));
+            let message = format!(
+                "there is no method {} in this manager, which knows revision {} of Sublet's messages",
+                request.uri().path(),
+                version::MESSAGES
+            );
+            return refuse(Error::new(Code::VersionMismatch, message));
         };
         if let Err(error) = self.authorizer.check_writable(method) {
             return refuse(error);

@@ -98,7 +98,7 @@ use crate::runs::StoreRuns;
 use crate::secrets::StoreSecrets;
 use crate::service::{Methods, Service, ServiceParts};
 use crate::shell::Shell;
-use crate::store::{NatsOptions, NatsStore, Store};
+use crate::store::{NatsOptions, NatsStore, Store, version};
 use crate::store_managers::StoreManagers;
 use crate::tenants::StoreTenants;
 use crate::tls::Certificates;
@@ -384,6 +384,7 @@ fn open(options: &ManagerOptions) -> Result<OpenedParts, Error> {
         StoreOptions::Embedded => Box::new(upkeep::open(&folder)?),
         StoreOptions::Nats(servers) => Box::new(NatsStore::open_noting(servers, &folder.file(STREAMS))?),
     };
+    version::check(&*store)?;
     let clock = Clock::start();
     let (epoch, is_read_only) = match start::next_epoch(&mut *store) {
         // The embedded store has one manager, so no other takes the number meanwhile.
@@ -394,7 +395,7 @@ fn open(options: &ManagerOptions) -> Result<OpenedParts, Error> {
         epoch => (epoch?, false),
     };
     let signing = start::signing(&mut *store, &options.state)?;
-    let migrated = if is_read_only { 0 } else { packages::migrate(&mut *store)? };
+    let migrated = if is_read_only { 0 } else { migrate(&mut *store)? };
     if migrated > 0 {
         tracing::warn!(
             migrated,
@@ -451,6 +452,12 @@ async fn serve(
     }
 }
 
+/// Brings the records of an earlier version to the format of this one. Returns the number of migrated packages.
+fn migrate(store: &mut dyn Store) -> Result<usize, Error> {
+    version::mark(store)?;
+    packages::migrate(store)
+}
+
 /// Makes a manager that has started on a full disk writable as soon as the disk has free space.
 async fn leave_read_only(database: Database, authorizer: Arc<Authorizer>) {
     let mut interval = every(REFRESH);
@@ -459,7 +466,7 @@ async fn leave_read_only(database: Database, authorizer: Arc<Authorizer>) {
         // Keeps the reserve: if the disk has no more than it, users soon fill the disk again.
         let begun = database.keeping_reserve(|store| {
             start::next_epoch(store)?;
-            packages::migrate(store)
+            migrate(store)
         });
         if begun.await.is_ok() {
             authorizer.set_read_only(false);

@@ -17,6 +17,7 @@ mod nats;
 mod seal;
 mod sqlite;
 mod sync;
+pub(crate) mod version;
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub(crate) const RECORD_BYTES: u64 = 512;
 
 /// The keys that the manager uses. The part of a key before its first `/` is its kind.
 pub mod keys {
+    /// Format of the records: eight bytes, little endian.
+    pub const RECORDS: &str = "manager/records";
     /// Number of starts of a manager on this store: eight bytes, little endian.
     pub const EPOCH: &str = "manager/epoch";
     /// The secret from which the key of tickets is made: 32 bytes.

@@ -110,7 +110,7 @@ codes! {
     StoreUnreachable = 56, "store_unreachable";
     /// No network, or not the requested one, can carry calls between this client and the node.
     FabricUnavailable = 57, "fabric_unavailable";
-    /// The peer has an incompatible version.
+    /// The peer has an incompatible version, or a later version has written the store or a journal.
     VersionMismatch = 58, "version_mismatch";
     /// The key for memory of another node is invalid or has been revoked.
     KeyRefused = 59, "key_refused";

@@ -5,7 +5,7 @@
 //! define the rules that a schema cannot express. They cover what makes a package valid ([`package`]) or an application
 //! of several components ([`graph`]), what functions need beside it ([`needs`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
 //! ([`network`]), and what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors
-//! ([`Code`]), and how untrusted text is shown ([`text`]).
+//! ([`Code`]), how untrusted text is shown ([`text`]), and which versions work together ([`version`]).
 //!
 //! Nothing here opens a file or a socket, and every decoder takes untrusted bytes: it must answer any input with a
 //! value or an error, never with a panic. The decoders are fuzzed (`fuzz/`).
@@ -29,6 +29,7 @@ pub mod pu;
 pub mod run;
 pub mod text;
 pub mod ticket;
+pub mod version;
 
 pub use code::{Code, Error};
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use sublet_fabric::socket_path::SocketPath;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 use tokio::net::UnixStream;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -173,12 +173,17 @@ impl fmt::Debug for Access {
     }
 }
 
+/// Start of a manager's answer to a request that it does not know.
+const NO_METHOD: &str = "there is no method /sublet.";
+
 impl Address {
     /// Translates the failure of a request: the manager's own error, or the reason why no manager answers at this
     /// address.
     pub fn failure(&self, status: &Status) -> Error {
         if !status.details().is_empty() {
-            return Error::from_status(status);
+            let error = Error::from_status(status);
+            let is_unknown = error.message.starts_with(NO_METHOD);
+            return if is_unknown { self.does_not_know(&error.message) } else { error };
         }
         // The status carries no manager's error: the network, or a server of another kind, has produced it.
         let said = || format!("the manager at {self} refused: {}", status.message());
@@ -191,6 +196,16 @@ impl Address {
             }
             _ => self.unreachable(&reason(status)),
         }
+    }
+
+    /// The error of a request that was added to the messages after the manager's version.
+    fn does_not_know(&self, said: &str) -> Error {
+        let message = format!(
+            "the manager at {self} does not know this request, and this program knows revision {} of Sublet's messages: upgrade \
+             the manager first ({said})",
+            version::MESSAGES
+        );
+        Error::new(Code::VersionMismatch, message)
     }
 
     /// Returns the error that no manager answers at this address.
@@ -432,6 +447,20 @@ mod tests {
             let error = text.parse::<Address>().unwrap_err();
             assert!(error.code == Code::InvalidArgument && error.message.contains("unix:/path"), "{error}");
         }
+    }
+
+    #[test]
+    fn request_that_a_manager_does_not_know_names_the_versions() {
+        let address: Address = "unix:/m.sock".parse().unwrap();
+        // The answer of managers before revision 1.
+        let said = Error::new(Code::Protocol, "there is no method /sublet.v1.Manager/SetSecret");
+        let error = address.failure(&said.into_status());
+        assert_eq!(error.code, Code::VersionMismatch);
+        for named in ["unix:/m.sock", "revision 1", "SetSecret"] {
+            assert!(error.message.contains(named), "{error}");
+        }
+        let other = Error::new(Code::Protocol, "the packages are mixed up");
+        assert_eq!(address.failure(&other.clone().into_status()), other);
     }
 
     #[test]

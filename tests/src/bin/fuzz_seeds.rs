@@ -310,6 +310,8 @@ fn node_messages() -> Vec<Vec<u8>> {
             memory: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
             joined: false,
             process: 1 << 32 | 1,
+            calls: 1,
+            messages: 1,
         }),
         FromAgent::Started(v1::Started {
             pid: 7,

@@ -17,7 +17,7 @@ use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
-use sublet_proto::{Code, Error, pu};
+use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
     Devices, FOLDER, IsolationKind, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH,
@@ -89,6 +89,7 @@ impl WorkerProcess {
         let (kind, program) = program(node, &runnable)?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
+        check_needs(held, &runnable)?;
         let variables = variables(held, &runnable)?;
         let lent_folders = folders(node, held)?;
         let (outside, inside) = PacketSocket::pair()?;
@@ -298,6 +299,17 @@ fn temporary_bytes(node: &Node, held: &AttachedLease) -> u64 {
     bytes.min(lent).min(held.lease.memory_bytes)
 }
 
+/// Checks that the manager has passed on the needs of the package: one of an earlier version does not know them.
+fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
+    let package = &runnable.package.info;
+    let needs = Needs { variables: Vec::new(), ..package.needs.clone().unwrap_or_default() };
+    if needs.is_empty() || held.lease.needs.is_some() {
+        return Ok(());
+    }
+    let what = format!("the secrets, folders and temporary space of package {}", package.name);
+    version::check_messages("the manager that granted the lease", 0, &what, version::NEEDS)
+}
+
 /// The environment variables of functions: those of the package, over them the lease's.
 fn variables(held: &AttachedLease, runnable: &Runnable) -> Result<Vec<Variable>, Error> {
     let own = Needs { variables: held.variables.clone(), ..Needs::default() };
@@ -404,6 +416,7 @@ fn setup(
         variables: Vec::new(),
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
+        calls: version::CALLS,
     }
 }
 

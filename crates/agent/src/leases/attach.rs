@@ -9,7 +9,7 @@ use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
 use sublet_proto::needs::check_variables;
 use sublet_proto::package::{check_path, is_digest};
 use sublet_proto::v1::{Attach, Lease, Needs, NodeDescription, Program, Ticket, Variable, WorkerOptions};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
@@ -71,6 +71,7 @@ struct Holdings {
 
 /// Takes up the lease of a ticket, which the client on this connection has shown.
 pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> Result<AttachedLease, Error> {
+    version::check_calls("the client", request.calls)?;
     let wanted = transport::TransportRequest::by(node.clients.listener_state.as_ref(), connection, request)?;
     let end = Arc::new(EndRequest::new()?);
     let EnrolledLease { enrolment, ticket, expires } =

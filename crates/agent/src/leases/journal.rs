@@ -27,6 +27,8 @@ use crate::node::Node;
 
 /// Start of a journal, which is followed by the digest.
 const FORM: &str = "sublet-leases-1 ";
+/// Start of the journals of all versions, which is followed by the number of the form.
+const FORMS: &str = "sublet-leases-";
 /// Largest journal that is read or written, in bytes.
 const MAX_JOURNAL_BYTES: usize = 64 << 20;
 
@@ -60,15 +62,19 @@ impl AgentJournal {
     }
 
     /// Reads the leases that the previous agent has left. Returns none if the journal cannot be read.
-    pub(crate) fn read(&self) -> Vec<RunningLease> {
+    ///
+    /// # Errors
+    /// `version_mismatch` if an agent of a later version has left it: the journal stays for one that can read it.
+    pub(crate) fn read(&self) -> Result<Vec<RunningLease>, Error> {
         match read(&self.path) {
-            Ok(leases) => leases,
+            Ok(leases) => Ok(leases),
+            Err(error) if error.code == Code::VersionMismatch => Err(error),
             Err(error) => {
                 let aside = self.path.with_extension("journal.damaged");
                 warn!(%error, "what the leases before this start have used last is lost; see {}", aside.display());
                 // If the rename fails, the damaged file stays, which does no harm.
                 let _ = fs::rename(&self.path, aside);
-                Vec::new()
+                Ok(Vec::new())
             }
         }
     }
@@ -100,7 +106,28 @@ fn read(path: &Path) -> Result<Vec<RunningLease>, Error> {
             .and_then(|file| file.take(MAX_JOURNAL_BYTES as u64 + 1).read_to_end(&mut bytes))
             .map_err(|error| failed("reading", path, &error))?,
     };
+    refuse_later(path, &bytes)?;
     parse(&bytes).map_err(|why| Error::new(Code::Protocol, format!("the journal {}: {why}", path.display())))
+}
+
+/// Refuses a journal of a later form than this version's.
+fn refuse_later(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let number = |text: &[u8]| {
+        let rest = text.strip_prefix(FORMS.as_bytes())?;
+        let digits = &rest[..rest.iter().position(|&byte| byte == b' ')?];
+        std::str::from_utf8(digits).ok()?.parse::<u16>().ok()
+    };
+    match (number(bytes), number(FORM.as_bytes())) {
+        (Some(found), Some(own)) if found > own => {
+            let message = format!(
+                "the journal {} has form {found}, and this version reads form {own}: start the agent that wrote it, or \
+                 remove the journal, and what its leases have used last is not billed",
+                path.display()
+            );
+            Err(Error::new(Code::VersionMismatch, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn parse(bytes: &[u8]) -> Result<Vec<RunningLease>, String> {
@@ -171,10 +198,10 @@ mod tests {
     fn reads_the_last_journal_and_removes_an_empty_one() {
         let state = tempfile::tempdir().unwrap();
         let mut journal = AgentJournal::at(state.path());
-        assert!(journal.read().is_empty());
+        assert!(journal.read().unwrap().is_empty());
         journal.write([leases(), leases()].concat());
         journal.write(leases());
-        assert_eq!(AgentJournal::at(state.path()).read(), leases());
+        assert_eq!(AgentJournal::at(state.path()).read().unwrap(), leases());
         journal.write(Vec::new());
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0);
         journal.write(Vec::new());
@@ -193,10 +220,23 @@ mod tests {
             assert!(parse(&whole[..place]).is_err(), "cut after {place} bytes");
         }
         fs::write(&journal.path, &whole[1..]).unwrap();
-        assert!(journal.read().is_empty());
+        assert!(journal.read().unwrap().is_empty());
         assert!(!journal.path.exists() && state.path().join("leases.journal.damaged").exists());
         journal.write(leases());
-        assert_eq!(journal.read(), leases());
+        assert_eq!(journal.read().unwrap(), leases());
+    }
+
+    #[test]
+    fn refuses_a_journal_of_a_later_form_and_keeps_it() {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = AgentJournal::at(state.path());
+        journal.write(leases());
+        let later = [b"sublet-leases-2 ", &fs::read(&journal.path).unwrap()[FORM.len()..]].concat();
+        fs::write(&journal.path, &later).unwrap();
+        let error = journal.read().unwrap_err();
+        assert_eq!(error.code, Code::VersionMismatch);
+        assert!(error.message.contains("form 2") && error.message.contains("form 1"), "{error}");
+        assert_eq!(fs::read(&journal.path).unwrap(), later);
     }
 
     #[test]
@@ -213,6 +253,6 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         journal.write(leases());
         assert!(!journal.is_failing);
-        assert_eq!(journal.read(), leases());
+        assert_eq!(journal.read().unwrap(), leases());
     }
 }

@@ -24,7 +24,7 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{
     AgentToClient, Alive, Attach, ClientToAgent, FabricChoice, LeaseGrant, Release, Start,
 };
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, version};
 use sublet_runtime::access::socket_path;
 use sublet_xpu::{FifoRights, GlobalId};
 use tracing::{debug, info};
@@ -193,7 +193,13 @@ impl Child {
         let now = Instant::now();
         let mut line = ChildLease { connection, gone: &self.gone, heard: now, told: now };
         let (ticket, program) = (grant.ticket, Some(self.spawn.program.clone()));
-        line.tell(FromClient::Attach(Attach { ticket, fabric, program, ..Attach::default() }))?;
+        line.tell(FromClient::Attach(Attach {
+            ticket,
+            fabric,
+            program,
+            calls: version::CALLS,
+            ..Attach::default()
+        }))?;
         let pid = line.wait(ATTACHING, |said| match said {
             ToClient::Attached(attached) => Some(GlobalId::from_bits(attached.process)),
             _ => None,

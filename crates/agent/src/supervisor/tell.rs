@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::packet::PacketError;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 use super::Supervisor;
 use super::remote_segment::RemoteSegment;
@@ -34,6 +34,8 @@ impl Supervisor<'_> {
                 .one_shot_program
                 .as_ref()
                 .map_or(0, |one_shot_program| one_shot_program.process.pid.to_bits()),
+            calls: version::CALLS,
+            messages: version::MESSAGES,
         });
         match network_transport {
             None => self.tell_with(attached, &[held.inbox.fd()]),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, Needs, NodeDescription, NodeInfo};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 #[cfg(any(test, debug_assertions))]
 use super::classes::ListedNode;
@@ -168,8 +168,18 @@ impl ManagedNode {
 
     /// The first folder or space that the node does not lend to a request with these needs, in words.
     pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
+        if self.ignores(needs) {
+            return Some(
+                "secrets, folders or temporary space, since its agent is of an earlier version".into(),
+            );
+        }
         let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
         needs.lacking(folders, *temporary_bytes)
+    }
+
+    /// Whether its agent is of a version that ignores these needs.
+    pub(super) fn ignores(&self, needs: &Needs) -> bool {
+        !needs.is_empty() && self.description.messages < version::NEEDS
     }
 
     /// The most that one of the nodes it stands for has.

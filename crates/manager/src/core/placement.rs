@@ -19,7 +19,7 @@ mod segments;
 use sublet_proto::package::is_interpreter;
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Needs, PackageInfo};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 use super::Level;
 use super::chance::Chance;
@@ -167,6 +167,10 @@ impl Search<'_> {
         if there().next().is_none() || there().any(|node| node.lacks(needs).is_none()) {
             return Ok(());
         }
+        if there().all(|node| node.ignores(needs)) {
+            let what = "secrets, folders and temporary space";
+            version::check_messages("every agent", 0, what, version::NEEDS)?;
+        }
         let none_lends = |part: &Needs| there().all(|node| node.lacks(part).is_some());
         let parts = needs.parts();
         let message = match parts.iter().find(|(part, _)| none_lends(part)) {
@@ -221,6 +225,11 @@ impl Search<'_> {
         let gone = || Error::new(Code::InsufficientResources, format!("there is no node {name}"));
         let key = nodes.find(name).ok_or_else(gone)?;
         let node = nodes.get(key).ok_or_else(gone)?;
+        if node.ignores(&self.request.needs) {
+            let agent = format!("the agent of node {name}");
+            let what = "secrets, folders and temporary space";
+            version::check_messages(&agent, node.description.messages, what, version::NEEDS)?;
+        }
         if let Some(what) = node.lacks(&self.request.needs) {
             let message = format!("node {name} does not lend {what}");
             return Err(Error::new(Code::InsufficientResources, message));

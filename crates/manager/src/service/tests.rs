@@ -85,6 +85,7 @@ async fn fixture() -> ServiceFixture {
         memory_bytes: 1 << 30,
         host: "h".into(),
         network: Some(network()),
+        messages: sublet_proto::version::MESSAGES,
         ..NodeDescription::default()
     };
     let registration = Registration { node: Some(node), instance: "1".repeat(32), ..Registration::default() };

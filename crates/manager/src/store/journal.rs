@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 use sha2::{Digest, Sha256};
+use sublet_proto::{Code, Error};
 
 use super::seal::{RecordTally, SEAL_BYTES, Seal, Tallies, shorten};
 
@@ -168,11 +169,14 @@ pub(crate) struct StoreJournal {
 
 impl StoreJournal {
     /// Reads the journal at this path; `None` if there is none.
-    pub(crate) fn read(path: &Path) -> io::Result<Option<Content>> {
+    ///
+    /// # Errors
+    /// `version_mismatch` if a later version has written it.
+    pub(crate) fn read(path: &Path) -> Result<Option<Content>, Error> {
         match std::fs::read(path) {
-            Ok(bytes) => Ok(Some(parse(&bytes))),
+            Ok(bytes) => refuse_later(path, &bytes).map(|()| Some(parse(&bytes))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Err(Error::new(Code::System, format!("cannot read {}: {error}", path.display()))),
         }
     }
 
@@ -298,6 +302,25 @@ fn frame_seal(number: u64, payload: &[u8]) -> Seal {
     hash.update(number.to_le_bytes());
     hash.update(payload);
     shorten(hash)
+}
+
+/// Refuses a journal whose magic has a later number than this version's.
+fn refuse_later(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let (series, [own]) = MAGIC.split_at(MAGIC.len() - 1) else { return Ok(()) };
+    let later = bytes.strip_prefix(series).and_then(|rest| rest.first());
+    match later.filter(|number| number.is_ascii_digit() && *number > own) {
+        None => Ok(()),
+        Some(number) => {
+            let message = format!(
+                "the store's journal {} has format {}, and this version reads up to {}: start the version that wrote it, \
+                 or restore a backup of before",
+                path.display(),
+                char::from(*number),
+                char::from(*own)
+            );
+            Err(Error::new(Code::VersionMismatch, message))
+        }
+    }
 }
 
 /// Reads the valid part. An incomplete frame at the end was being written when the manager died.

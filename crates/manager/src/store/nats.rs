@@ -52,7 +52,7 @@ use self::sequences::{ReachedSequences, Sequences};
 use super::journal::{is_copied, is_journaled};
 use super::{
     AuditReport, Batch, Blob, BlobPart, Store, StoreCopy, StoreRecord, VersionedValue, check_key, check_part,
-    check_value, kind, listed,
+    check_value, kind, listed, version,
 };
 
 /// Records that are requested at a time before the first answer has come.
@@ -94,19 +94,21 @@ impl NatsStore {
     ///
     /// # Errors
     /// `invalid_argument` if the address or the name is not valid, `store_unreachable` if no server answers or it
-    /// refuses.
+    /// refuses, `version_mismatch` if a later version has written the records.
     pub fn open(options: &NatsOptions) -> Result<NatsStore, Error> {
         let names = StreamNames::new(&options.name)?;
         let link = NatsConnection::open(options)?;
         let replicas = options.replicas;
-        Ok(NatsStore {
+        let store = NatsStore {
             link,
             names,
             replicas,
             known: RefCell::default(),
             listing: RefCell::default(),
             reached: RefCell::default(),
-        })
+        };
+        version::check(&store)?;
+        Ok(store)
     }
 
     /// Opens the store as [`NatsStore::open`] does, and notes in a file the last sequence number of each stream.

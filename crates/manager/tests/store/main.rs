@@ -8,6 +8,7 @@ mod damage;
 mod faults;
 #[path = "../../../../tests/src/nats.rs"]
 mod nats;
+mod versions;
 
 use nats::NatsServer;
 use sublet_manager::peers::{ManagerReport, Peers};

@@ -10,7 +10,7 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::ALWAYS_HOT_NS;
 use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 use super::{Allocation, crowded};
 use crate::arena::RegisteredMemory;
@@ -203,7 +203,7 @@ impl LeaseAcquisition<'_> {
                 Err(error) => return Err(error),
             };
             let before = self.in_vain.len();
-            match self.attach(grants) {
+            match self.attach(&request, grants) {
                 Ok(leases) => {
                     self.client_context.worker_set.join(&leases);
                     return Ok(leases);
@@ -221,8 +221,16 @@ impl LeaseAcquisition<'_> {
 
     /// Attaches all grants, or none: after a failure the attached leases are given back, and the others recorded as not
     /// attached.
-    fn attach(&mut self, grants: Vec<v1::LeaseGrant>) -> Result<Vec<Arc<ClientLease>>, Error> {
+    fn attach(
+        &mut self,
+        request: &v1::LeaseRequest,
+        grants: Vec<v1::LeaseGrant>,
+    ) -> Result<Vec<Arc<ClientLease>>, Error> {
         let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
+        if let Err(error) = check_needs_are_granted(request, &grants) {
+            self.in_vain.extend(ids);
+            return Err(error);
+        }
         // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
         let (terms, variables) = (&self.client_context.terms, self.allocation.variables());
         let shown = grants.into_iter().map(|grant| Attaching::begin(grant, variables, terms, &self.here));
@@ -242,6 +250,16 @@ impl LeaseAcquisition<'_> {
         }
         attached.map(|()| leases)
     }
+}
+
+/// Checks that the manager has granted what functions need beside cores and memory: one of an earlier version ignores it.
+fn check_needs_are_granted(request: &v1::LeaseRequest, grants: &[v1::LeaseGrant]) -> Result<(), Error> {
+    let has_needs = |grant: &v1::LeaseGrant| grant.lease.as_ref().is_some_and(|lease| lease.needs.is_some());
+    if request.needs.is_none() || grants.iter().all(has_needs) {
+        return Ok(());
+    }
+    let what = "secrets, folders and temporary space of a lease";
+    version::check_messages("the manager", 0, what, version::NEEDS)
 }
 
 fn may_be_asked_anew(code: Code) -> bool {

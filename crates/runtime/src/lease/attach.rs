@@ -20,7 +20,7 @@ use sublet_fabric::shm;
 use sublet_fabric::sync::{AtomicU32, AtomicU64};
 use sublet_fabric::window::Window;
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, version};
 
 use super::agent::AgentSocket;
 use super::dial::Dial;
@@ -54,6 +54,8 @@ pub(crate) struct Attaching {
     options: v1::WorkerOptions,
     inbox: InboxLayout,
     agent: AgentSocket,
+    /// Whether the agent got environment variables.
+    has_variables: bool,
     /// Address and network of the node, if it is another machine.
     by: Option<(Dial, NetworkPath)>,
     asked_ns: u64,
@@ -80,9 +82,11 @@ impl Attaching {
             start: true,
             fabric,
             variables: variables.to_vec(),
+            calls: version::CALLS,
             ..v1::Attach::default()
         }))?;
-        Ok(Attaching { description, package, options, inbox, agent, by, asked_ns })
+        let has_variables = !variables.is_empty();
+        Ok(Attaching { description, package, options, inbox, agent, has_variables, by, asked_ns })
     }
 
     /// The attached lease, whose first worker has this number, with its workers waiting for calls. If they cannot be
@@ -93,6 +97,11 @@ impl Attaching {
         first_worker: u32,
     ) -> Result<Arc<ClientLease>, Error> {
         let attached = read_attached(&self.agent)?;
+        if self.has_variables {
+            let agent = format!("the agent of node {}", self.description.node);
+            let what = "environment variables of a lease";
+            version::check_messages(&agent, attached.0.messages, what, version::NEEDS)?;
+        }
         let asked_ns = self.asked_ns;
         let lease = self.lease(attached, client_context, first_worker)?;
         match lease.await_start(asked_ns) {
@@ -249,7 +258,10 @@ pub(crate) fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option
         let mut packet = agent.receive(Some(left)).map_err(not_received)?.ok_or_else(closed)?;
         let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
         match message.body {
-            Some(agent_to_client::Body::Attached(attached)) => return Ok((attached, packet.fds.pop())),
+            Some(agent_to_client::Body::Attached(attached)) => {
+                version::check_calls("the lease's agent", attached.calls)?;
+                return Ok((attached, packet.fds.pop()));
+            }
             Some(agent_to_client::Body::Failure(failure)) => {
                 return Err(error_of(failure.code, failure.message));
             }

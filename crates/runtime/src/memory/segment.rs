@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use sublet_proto::Error;
 use sublet_proto::v1::{self, client_to_agent};
+use sublet_proto::{Error, version};
 
 use super::piece::{MemoryPiece, PieceRange};
 use super::segment_connection::{ConnectionTarget, SegmentConnection};
@@ -43,6 +43,7 @@ impl Segment {
             ticket: grant.ticket,
             fabric,
             joins,
+            calls: version::CALLS,
             ..v1::Attach::default()
         }))?;
         let (attached, file) = read_attached(&agent)?;

@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit};
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, version};
 
 use super::client::WorkerClient;
 use super::control;
@@ -47,6 +47,7 @@ pub fn run<E: Engine>(
     let socket = PacketSocket::from(control);
     let Some(first) = control::receive(&socket)? else { return Ok(0) };
     let mut setup: v1::WorkerSetup = decode("the worker's set-up", &first.bytes)?;
+    version::check_calls("the agent", setup.calls).inspect_err(|error| control::fail(&socket, error))?;
     let mut descriptors = first.fds;
     if let Some(socket) = setup.shim.then(|| descriptors.pop()).flatten() {
         sublet_xpu::provide(PacketSocket::from(socket));

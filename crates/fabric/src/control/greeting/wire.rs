@@ -3,11 +3,11 @@
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use sublet_proto::text::printable_line;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 /// Version of this protocol: the greeting, the control messages and the frames after it. Ends of different versions
 /// refuse each other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = version::CALLS;
 
 /// Bytes that begin every greeting and answer. No text and no TLS record begins with them.
 const MAGIC: [u8; 8] = *b"\x89Sublet\n";

@@ -1,12 +1,14 @@
 //! Folders and temporary space: requests are placed only on nodes that lend them.
 
-use sublet_proto::v1::{LentFolder, Needs};
+use sublet_proto::v1::{LentFolder, Needs, SecretUse};
+use sublet_proto::version;
 
 use super::*;
 
 fn lending(name: &str, cores: u32, folders: &[&str], temporary_bytes: u64) -> NodeDescription {
     let folder = |name: &&str| LentFolder { name: name.to_string(), writable: false };
-    NodeDescription { folders: folders.iter().map(folder).collect(), temporary_bytes, ..node(name, cores) }
+    let folders = folders.iter().map(folder).collect();
+    NodeDescription { folders, temporary_bytes, messages: version::NEEDS, ..node(name, cores) }
 }
 
 fn needing(cores: u32, folders: &[&str], temporary_bytes: u64) -> LeaseRequest {
@@ -64,6 +66,26 @@ fn refusal_names_what_no_node_lends() {
         assert_eq!(refused.code, Code::InsufficientResources, "{refused}");
         assert!(refused.message.contains(named), "{refused}");
     }
+}
+
+#[test]
+fn earlier_agents_get_no_leases_with_needs() {
+    let mut fixture = CoreFixture::new();
+    let old = NodeDescription { messages: 0, ..lending("old", 8, &[], 0) };
+    fixture.register(old.clone(), 1, Vec::new()).unwrap();
+    let secrets = vec![SecretUse { variable: "KEY".into(), secret: "key".into() }];
+    let secret = LeaseRequest { needs: Some(Needs { secrets, ..Needs::default() }), ..asked(1) };
+    for asked in [needing(1, &[], 1 << 20), secret.clone()] {
+        let refused = fixture.refusal(&asked);
+        assert_eq!(refused.code, Code::VersionMismatch, "{refused}");
+        assert!(
+            refused.message.contains("revision 0") && refused.message.contains("revision 1"),
+            "{refused}"
+        );
+    }
+    fixture.grant(&asked(1));
+    fixture.register(lending("new", 2, &[], 0), 2, Vec::new()).unwrap();
+    assert_eq!(nodes(&mut fixture, &secret), ["new"]);
 }
 
 #[test]

@@ -18,9 +18,7 @@ pub(super) fn audit_file(
 ) -> Result<(Connection, StoreSummary, AuditReport), Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "open", &error);
-    let path = file.with_extension("journal");
-    let journal = StoreJournal::read(&path)
-        .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", path.display())))?;
+    let journal = StoreJournal::read(&file.with_extension("journal"))?;
     let mut connection = schema::open(file, journal.as_ref())?;
     let mut account = StoreSummary::read(&connection).map_err(failed)?;
     // A store that has just been made has no journal yet.

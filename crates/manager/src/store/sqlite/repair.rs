@@ -31,12 +31,16 @@ pub fn check(file: &Path) -> Result<AuditReport, Error> {
 /// Puts back the records that the journal has, and drops the others. A copy of the files as they were is kept.
 ///
 /// # Errors
-/// `system` and `store_full` if the store cannot be read or written.
+/// `system` and `store_full` if the store cannot be read or written, `version_mismatch` if it is of a later version.
 pub fn repair(file: &Path) -> Result<(AuditReport, PathBuf), Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "repair", &error);
+    let journal = match StoreJournal::read(&file.with_extension("journal")) {
+        Err(error) if error.code == Code::VersionMismatch => return Err(error),
+        read => read.unwrap_or_default(),
+    };
+    refuse_later(file)?;
     let kept = keep_copy(file)?;
-    let journal = StoreJournal::read(&file.with_extension("journal")).unwrap_or_default();
     let mut connection = open_or_begin(file)?;
     let mut account = StoreSummary::read(&connection).unwrap_or_default();
     let mut report =
@@ -63,6 +67,15 @@ pub fn repair(file: &Path) -> Result<(AuditReport, PathBuf), Error> {
     }
     begin_journal(&connection, folder, file, &account)?;
     Ok((report, kept))
+}
+
+/// Refuses a file of a later version, and no other: a file that cannot be read is to be repaired.
+fn refuse_later(file: &Path) -> Result<(), Error> {
+    let Ok(connection) = Connection::open(file) else { return Ok(()) };
+    match schema::refuse_later(file, &connection) {
+        Err(error) if error.code == Code::VersionMismatch => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Opens the file, whatever its format mark says. A file that is no store at all is replaced by a new one: the journal

@@ -1,9 +1,11 @@
 //! The format of the file, and how files of earlier versions are brought to it.
 
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, params};
 use sublet_proto::{Code, Error};
 
@@ -14,6 +16,10 @@ use super::failure::failure;
 
 /// 1: without seals. 2: with seals, tallies, and a journal beside the file.
 const FORMAT: i64 = 2;
+/// Largest number that is taken for the format of a later version. A larger one is damage.
+const LATEST_FORMAT: i64 = 999;
+/// Size of the part of SQLite's header that ends with the format (`user_version`).
+const HEADER_BYTES: usize = 64;
 /// Records that are sealed at a time.
 const PAGE_RECORDS: i64 = 256;
 
@@ -45,16 +51,16 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
     make_private(file)?;
     let failed = |error: rusqlite::Error| failure(folder, "open", &error);
     let mut connection = Connection::open(file).map_err(failed)?;
+    refuse_later(file, &connection)?;
     set_up(&connection).map_err(failed)?;
-    let format =
-        connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).map_err(failed)?;
+    let format = format(&connection).map_err(failed)?;
     let is_sealed = has_table(&connection, "tallies").map_err(failed)?;
     let refused =
         |code: Code, message: String| Err(Error::new(code, format!("{} {message}", file.display())));
     match (format, is_sealed) {
         (FORMAT, true) => {}
         (..0, _) | (3.., _) => {
-            return refused(Code::System, format!("has format {format}, this version reads up to {FORMAT}"));
+            return refused(Code::StoreDamaged, format!("is damaged: it says that its format is {format}"));
         }
         // Records without checksums are accepted from files that never had any, and from no others.
         (FORMAT, false) => {
@@ -82,6 +88,52 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
         tracing::warn!(%error, "the logs of an earlier version stay in the store for now");
     }
     Ok(connection)
+}
+
+/// Refuses a file of a later version, and leaves it and its write-ahead log unchanged.
+///
+/// # Errors
+/// `version_mismatch`, which names both formats.
+pub(super) fn refuse_later(file: &Path, connection: &Connection) -> Result<(), Error> {
+    let found = match has_log(file) {
+        false => format_in_header(file).unwrap_or_default(),
+        true => format_by_log(connection)
+            .map_err(|error| failure(file.parent().unwrap_or(file), "open", &error))?,
+    };
+    if (FORMAT + 1..=LATEST_FORMAT).contains(&found) {
+        let message = format!(
+            "{} has format {found}, and this version reads up to {FORMAT}: start the version that wrote it, or restore \
+             a backup of before",
+            file.display()
+        );
+        return Err(Error::new(Code::VersionMismatch, message));
+    }
+    let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false);
+    set.map(drop).map_err(|error| failure(file.parent().unwrap_or(file), "open", &error))
+}
+
+/// Whether there are changes that are not in the file yet.
+fn has_log(file: &Path) -> bool {
+    fs::metadata(format!("{}-wal", file.display())).is_ok_and(|log| log.len() > 0)
+}
+
+/// Reads the format from the file's header: SQLite would create a write-ahead log beside the file.
+fn format_in_header(file: &Path) -> io::Result<i64> {
+    let mut header = [0; HEADER_BYTES];
+    File::open(file)?.read_exact(&mut header)?;
+    let [.., a, b, c, d] = header;
+    Ok(i32::from_be_bytes([a, b, c, d]).into())
+}
+
+/// Reads the format of a file with a write-ahead log, which is not brought into the file when the connection closes.
+fn format_by_log(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.execute_batch(LOCK)?;
+    format(connection)
+}
+
+fn format(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
 /// Makes the settings that a connection needs. If a file has them already, nothing is written.
