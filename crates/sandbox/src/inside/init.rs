@@ -103,7 +103,7 @@ fn start(
     };
     let mut output = ProgramOutput::new(pipe, target, plan.id);
     if plan.is_delegated() {
-        let made = delegate::container(started.program);
+        let made = delegate::container(plan, started.program);
         // If there is no container, the runtime's output has the reason.
         while output.pass_on() {}
         started.program = made.map_err(|error| (CreationStep::Runtime, error))?;
