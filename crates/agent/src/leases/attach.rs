@@ -8,7 +8,7 @@ use sublet_fabric::connection::Connection;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
 use sublet_proto::needs::check_variables;
 use sublet_proto::package::{check_path, is_digest};
-use sublet_proto::v1::{Attach, Lease, Needs, NodeDescription, Program, Ticket, Variable, WorkerOptions};
+use sublet_proto::v1::{Attach, Lease, Needs, Program, Ticket, Variable, WorkerOptions};
 use sublet_proto::{Code, Error};
 use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
@@ -202,9 +202,8 @@ fn variables(
             format!("lease {} has no tenant yet, to which its secrets and folders belong", lease.id);
         return Err(Error::new(Code::PermissionDenied, message));
     }
-    let NodeDescription { name, folders, temporary_bytes, .. } = &node.description;
-    if let Some(what) = needs.lacking(folders, *temporary_bytes) {
-        let message = format!("node {name} does not lend {what}");
+    if let Some(what) = needs.lacking(&node.description) {
+        let message = format!("node {} does not offer {what}", node.description.name);
         return Err(Error::new(Code::InsufficientResources, message));
     }
     if needs.temporary_bytes > lease.memory_bytes {

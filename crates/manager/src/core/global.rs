@@ -101,10 +101,9 @@ impl ManagedNode {
             })
     }
 
-    /// The first folder or space that the node does not lend to a request with these needs, in words.
+    /// The first folder, space or isolation that the node does not offer to a request with these needs, in words.
     pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
-        let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
-        needs.lacking(folders, *temporary_bytes)
+        needs.lacking(&self.description)
     }
 
     /// The most that one of the nodes it stands for has.
@@ -330,9 +329,9 @@ impl Core {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
             let (seats, pool) = (node.seats.keys(), node.pool as u8);
-            let NodeDescription { folders, temporary_bytes, .. } = &*node.description;
+            let NodeDescription { folders, temporary_bytes, isolations, .. } = &*node.description;
             let folders: Vec<_> = folders.iter().map(|folder| (&folder.name, folder.writable)).collect();
-            let lent = (folders, *temporary_bytes);
+            let lent = (folders, *temporary_bytes, isolations);
             groups.entry((seats, pool, lent)).or_insert_with(|| NodeSum::of(node)).add(node);
         }
         let mut groups: Vec<NodeGroup> = groups.into_values().map(NodeSum::group).collect();
@@ -374,8 +373,9 @@ impl NodeSum<'_> {
 
     fn group(self) -> NodeGroup {
         let NodeSum { node, all, free, largest, most_free } = self;
-        let NodeDescription { pu, architecture, devices, runtimes, folders, temporary_bytes, .. } =
-            (*node.description).clone();
+        let NodeDescription {
+            pu, architecture, devices, runtimes, folders, temporary_bytes, isolations, ..
+        } = (*node.description).clone();
         // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
             names.into_iter().filter(|name| is_known(name)).take(MAX_SEATS).collect()
@@ -388,6 +388,7 @@ impl NodeSum<'_> {
             pool: node.pool.to_string(),
             folders,
             temporary_bytes,
+            isolations,
             all: Some(all),
             free: Some(free),
             largest: Some(largest),
@@ -405,10 +406,11 @@ fn node_capacity(said: Option<NodeRoom>) -> NodeCapacity {
 
 /// Describes a group as the node that stands for it: its name stays the same as long as the group does.
 fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescription {
-    let NodeGroup { pu, architecture, devices, runtimes, pool, folders, temporary_bytes, .. } = group.clone();
+    let NodeGroup { pu, architecture, devices, runtimes, pool, folders, temporary_bytes, isolations, .. } =
+        group.clone();
     let space = if temporary_bytes > 0 { temporary_bytes.to_string() } else { String::new() };
     let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool, &space]);
-    let words = words.chain(folders.iter().map(|folder| &folder.name));
+    let words = words.chain(folders.iter().map(|folder| &folder.name)).chain(&isolations);
     let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
     NodeDescription {
         name: format!("{manager} {}", words.join(" ")),
@@ -424,6 +426,7 @@ fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescr
         pool,
         folders,
         temporary_bytes,
+        isolations,
         ..NodeDescription::default()
     }
 }

@@ -794,7 +794,7 @@ impl Search<'_> {
         }
         let kind = if terms.shared { "shared places" } else { "cores" };
         let (asked, place) = (terms.workers, pools.place());
-        let of = "nodes that lend the requested folders and temporary space";
+        let of = "nodes that offer the requested folders, temporary space and isolation";
         let message = format!(
             "{asked} {kind} and {} bytes of memory asked of {of}, which have {all} {kind}, {free} of them free{place}",
             terms.memory_bytes
