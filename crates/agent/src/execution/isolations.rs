@@ -8,6 +8,10 @@ use sublet_sandbox::Walls;
 
 use crate::execution::programs::find_runtime;
 
+/// Reason why a node cannot offer gVisor.
+const NO_FUNCTIONS_IN_GVISOR: &str = "functions cannot run under runsc: gVisor's kernel cannot check the seals of memory that a worker shares with its client \
+     (`sublet sandbox create --runtime` runs other programs under it)";
+
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub(crate) struct Isolations {
@@ -22,8 +26,11 @@ impl Isolations {
     /// its container runtime.
     ///
     /// # Errors
-    /// `invalid_argument` for a list with `weak` and others, and if a program is missing.
+    /// `invalid_argument` for a list with `weak` and others, for gVisor, and if a program is missing.
     pub(crate) fn find(allowed: &[Isolation], runtime: Option<&Path>) -> Result<Isolations, Error> {
+        if allowed.contains(&Isolation::Runsc) || runtime.and_then(isolation_of) == Some(Isolation::Runsc) {
+            return Err(Error::new(Code::InvalidArgument, NO_FUNCTIONS_IN_GVISOR.to_owned()));
+        }
         let container_runtime = runtime.map(find_runtime).transpose()?;
         if allowed.contains(&Isolation::Weak) && (allowed.len() > 1 || runtime.is_some()) {
             let message = "a node with the isolation weak offers no other isolation and no container runtime";
@@ -146,6 +153,16 @@ mod tests {
         assert_eq!(chosen(&weak, "", true), Err(Code::InsufficientResources));
         let both = Isolations::find(&[Isolation::Weak, Isolation::Process], None).unwrap_err();
         assert_eq!(both.code, Code::InvalidArgument);
+    }
+
+    #[test]
+    fn refuses_gvisor_which_cannot_run_functions() {
+        for (allowed, runtime) in [(&[Isolation::Runsc][..], None), (&[], Some(Path::new("/usr/bin/runsc")))]
+        {
+            let refused = Isolations::find(allowed, runtime).unwrap_err();
+            assert_eq!(refused.code, Code::InvalidArgument);
+            assert!(refused.message.contains("runsc"), "{refused}");
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn described(isolation: Isolation) -> (&'static str, &'static str) {
         ),
         Isolation::Runsc => (
             "a kernel in user space between the function and the host's",
-            "a much slower start and slower system calls; no worker has run in it yet",
+            "a much slower start and slower system calls; only for `sublet sandbox create`: functions cannot run in it",
         ),
         Isolation::Apptainer => ("an image by the runtime of many clusters", "untried"),
         Isolation::Weak => (

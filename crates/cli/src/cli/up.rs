@@ -103,7 +103,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
 
-    /// Isolations that functions may have: process, container, crun, runc, runsc, apptainer; or weak alone, with less protection,
+    /// Isolations that functions may have: process, container, crun, runc, apptainer; or weak alone, with less protection,
     /// where no namespaces can be made [default: process, container, and that of --container-runtime]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse::isolation)]
     isolation: Vec<Isolation>,

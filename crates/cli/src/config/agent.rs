@@ -301,7 +301,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_ISOLATION",
             flag: "isolation",
             value: "NAME",
-            help: "Isolations that functions may have here: process, container, crun, runc, runsc, apptainer; or weak alone, \
+            help: "Isolations that functions may have here: process, container, crun, runc, apptainer; or weak alone, \
                    with less protection, where no namespaces can be made",
             otherwise: Otherwise::Means("process, container, and that of container_runtime"),
             shown: Visibility::Openly,
