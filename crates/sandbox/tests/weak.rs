@@ -8,6 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -117,6 +118,28 @@ fn reads_its_package_and_writes_nowhere() {
             "{sort:?}: {said}"
         );
         assert!(!Path::new("/tmp/fill").exists() && !Path::new("/x").exists());
+    }
+}
+
+#[test]
+fn changes_and_watches_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for sort in SORTS {
+        let fixture = SandboxFixture::weak(sort);
+        let (secret, own) = (fixture.folder.path().join("secret"), folder.path().join("own"));
+        fs::write(&secret, "secret").unwrap();
+        fs::write(&own, "own").unwrap();
+        let modes = |path: &Path| {
+            let found = fs::metadata(path).unwrap();
+            (found.mode(), found.mtime_nsec(), found.len())
+        };
+        let before = (modes(&secret), modes(&own));
+        let (said, _) =
+            fixture.run_with(&["touch", secret.to_str().unwrap(), own.to_str().unwrap()], |spec| {
+                spec.folder = Some(folder.path().to_owned());
+            });
+        assert_blocked(&said, 14, &[]);
+        assert_eq!((modes(&secret), modes(&own)), before, "{sort:?}");
     }
 }
 

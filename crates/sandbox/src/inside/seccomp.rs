@@ -332,6 +332,23 @@ const OF_A_PROCESS: &[i64] = &[
     libc::SYS_sched_setscheduler,
     libc::SYS_prlimit64,
 ];
+/// Calls that change or watch files by their paths, or without the right to write: Landlock does not see all of them, and the
+/// process is the user to whom the agent's files belong.
+const OF_FILES: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_utimensat,
+    libc::SYS_truncate,
+    libc::SYS_inotify_add_watch,
+];
 /// Calls of [`OF_A_PROCESS`] for which 0 is not the caller alone, but its group of processes.
 const OF_A_GROUP: &[i64] = &[libc::SYS_kill];
 /// Flags with which C libraries start threads: glibc, musl.
@@ -386,7 +403,7 @@ fn weak_rules(network: NetworkAccess, devices: Devices, own: u32) -> Rules {
     )]
     let number = |call: i64| call as u32;
     let mut rules = rules(network, devices);
-    OF_OTHERS.iter().for_each(|&call| drop(rules.remove(&number(call))));
+    OF_OTHERS.iter().chain(OF_FILES).for_each(|&call| drop(rules.remove(&number(call))));
     for call in OF_A_PROCESS {
         let values = if OF_A_GROUP.contains(call) { vec![own] } else { vec![0, own] };
         rules.insert(number(*call), equal(0, &values));
