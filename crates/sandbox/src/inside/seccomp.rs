@@ -306,7 +306,8 @@ impl Filters {
 /// others, so that it may name only itself, and can start no other process.
 pub(super) fn filter_weakly(network: NetworkAccess, devices: Devices) -> io::Result<()> {
     let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-    system::filter_calls(&program::compile(&weak_rules(network, devices, own), libc::EPERM))
+    let rules = weak_rules(network, devices, own, system::landlock_abi());
+    system::filter_calls(&program::compile(&rules, libc::EPERM))
 }
 
 /// Calls that start processes, or that name processes or users: those of others have no namespace around them.
@@ -332,8 +333,8 @@ const OF_A_PROCESS: &[i64] = &[
     libc::SYS_sched_setscheduler,
     libc::SYS_prlimit64,
 ];
-/// Calls that change or watch files by their paths, or without the right to write: Landlock does not see all of them, and the
-/// process is the user to whom the agent's files belong.
+/// Calls that change or watch files by their paths, or without the right to write. Landlock does not see all of them, and the
+/// agent's files belong to the user of the process.
 const OF_FILES: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_chmod,
@@ -384,10 +385,13 @@ const OWN_DESCRIPTORS: [libc::c_int; 14] = [
     libc::F_GET_SEALS,
     libc::F_OFD_SETLK,
 ];
+/// Version of Landlock's interface from which on Landlock restricts truncation (Linux 6.2).
+const TRUNCATING: u32 = 3;
+const TRUNCATE: u32 = libc::O_TRUNC.cast_unsigned();
 /// Types of pairs of sockets that lead nowhere else: one of datagrams could send to any address.
 const PAIRS: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
 
-fn weak_rules(network: NetworkAccess, devices: Devices, own: u32) -> Rules {
+fn weak_rules(network: NetworkAccess, devices: Devices, own: u32, landlock_abi: u32) -> Rules {
     let equal = |argument, values: &[u32]| {
         CallVerdict::AllowIf(values.iter().map(|&value| Test::Equal { argument, value }).collect())
     };
@@ -412,6 +416,17 @@ fn weak_rules(network: NetworkAccess, devices: Devices, own: u32) -> Rules {
     rules.insert(number(libc::SYS_prctl), equal(0, &named(&OWN_OPERATIONS)));
     rules.insert(number(libc::SYS_fcntl), equal(1, &named(&OWN_DESCRIPTORS)));
     rules.insert(number(libc::SYS_socketpair), equal(1, &named(&pairs)));
+    if landlock_abi < TRUNCATING {
+        // A file that may be read could be opened and truncated.
+        let whole = |argument| CallVerdict::AllowIf(vec![Test::Without { argument, bits: TRUNCATE }]);
+        rules.insert(number(libc::SYS_openat), whole(2));
+        #[cfg(target_arch = "x86_64")]
+        rules.insert(number(libc::SYS_open), whole(1));
+        #[cfg(target_arch = "x86_64")]
+        rules.remove(&number(libc::SYS_creat));
+        // A filter cannot see its flags.
+        rules.insert(number(libc::SYS_openat2), CallVerdict::Fail(libc::ENOSYS));
+    }
     rules
 }
 
@@ -569,5 +584,34 @@ mod tests {
             assert!(!asking.contains(&asked(libc::TIOCSTI)));
             assert_eq!((asking.len(), asking.contains(&asked(0xaa00))), (count, devices == Devices::Faults));
         }
+    }
+
+    #[test]
+    fn weak_isolation_names_only_the_process_itself() {
+        const OWN: u32 = 77;
+        let rules = weak_rules(NetworkAccess::None, Devices::None, OWN, TRUNCATING);
+        let verdict = |call: i64| rules.get(&u32::try_from(call).unwrap()).cloned();
+        let equal = |values: &[u32]| {
+            let test = |&value: &u32| Test::Equal { argument: 0, value };
+            Some(CallVerdict::AllowIf(values.iter().map(test).collect()))
+        };
+        assert_eq!(verdict(libc::SYS_kill), equal(&[OWN]));
+        assert_eq!(verdict(libc::SYS_prlimit64), equal(&[0, OWN]));
+        assert_eq!(verdict(libc::SYS_clone), equal(&THREADS));
+        for call in OF_OTHERS.iter().chain(OF_FILES) {
+            assert_eq!(verdict(*call), None, "call {call}");
+        }
+        assert_eq!(verdict(libc::SYS_openat), Some(CallVerdict::Allow));
+    }
+
+    #[test]
+    fn opens_without_truncation_where_landlock_does_not_see_it() {
+        let rules = weak_rules(NetworkAccess::None, Devices::None, 77, TRUNCATING - 1);
+        let verdict = |call: i64| rules.get(&u32::try_from(call).unwrap()).cloned();
+        let without = |argument| Some(CallVerdict::AllowIf(vec![Test::Without { argument, bits: TRUNCATE }]));
+        assert_eq!(verdict(libc::SYS_openat), without(2));
+        assert_eq!(verdict(libc::SYS_openat2), Some(CallVerdict::Fail(libc::ENOSYS)));
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!((verdict(libc::SYS_open), verdict(libc::SYS_creat)), (without(1), None));
     }
 }
