@@ -16,7 +16,7 @@ use rustix::process::{Pid, kill_process};
 use sublet_sandbox::{
     Devices, FolderAccess, IsolationKind, LentFolder, ProgramEnd, RootImage, SandboxProgram, Signal,
 };
-use support::{MIB, SandboxFixture, Sort, image, probe};
+use support::{MIB, SandboxFixture, Sort, image, probe, template};
 
 /// The kinds of sandboxes that weak isolation has.
 const SORTS: [Sort; 2] = [Sort::Process, Sort::Template];
@@ -189,6 +189,21 @@ fn starts_no_other_process() {
     for sort in SORTS {
         let fixture = SandboxFixture::weak(sort);
         assert_eq!(fixture.run(&["forks"]).0, "said 0 EPERM\n", "{sort:?}");
+    }
+}
+
+#[test]
+fn templates_import_no_module_that_a_tenant_names() {
+    let fixture = SandboxFixture::weak(Sort::Template);
+    let file = fixture.folder.path().join("program.py");
+    fs::write(&file, "import os, sys\nos.write(0, b'%d' % ('colorsys' in sys.modules))\n").unwrap();
+    // Elsewhere the module is warm after a few requests.
+    for _ in 0..200 {
+        let (said, _) = fixture.run_with(&[], |spec| {
+            spec.kind = IsolationKind::Template(template(&["colorsys"]));
+            spec.program = SandboxProgram::Outside(file.clone());
+        });
+        assert_eq!(said, "0");
     }
 }
 

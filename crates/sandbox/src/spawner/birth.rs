@@ -17,7 +17,9 @@ use super::weak::WeakRoot;
 use super::{SandboxRoot, SpawnMeans, Workshop, root};
 use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
-use crate::{FolderAccess, IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER, Walls};
+use crate::{
+    FolderAccess, IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, Template, USER, Walls,
+};
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
@@ -117,7 +119,11 @@ fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sand
     WeakRoot::check(&spec)?;
     let readable = root.readable(&spec);
     let mut sandbox = match &spec.kind {
-        IsolationKind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
+        IsolationKind::Template(template) => {
+            // A template has no walls here, so it imports no module that a tenant has named.
+            let bare = Template { imports: Vec::new(), ..template.clone() };
+            workshop.templates.take(&mut workshop.means, &bare)?
+        }
         _ => workshop.take(spec.network, false)?,
     };
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
