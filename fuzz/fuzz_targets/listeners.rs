@@ -149,6 +149,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         spawner: programs.join("sublet-spawner"),
         lend_network: false,
         container_runtime: None,
+        isolation: Vec::new(),
         warm: WarmInterpreters::default(),
         cache_bytes: None,
         registries: Vec::new(),

@@ -295,6 +295,11 @@ impl PyInvoker {
         Some((cold.module, cold.reason, cold.import_ms))
     }
 
+    /// Returns the name of the isolation of the lease's workers, or None without a lease.
+    fn isolation(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.read().isolation())
+    }
+
     /// Returns the number of messages of ended calls that workers still use.
     fn lent(&self) -> usize {
         self.0.lent.count()
@@ -456,6 +461,7 @@ fn choose(
         "secrets" => each_pair(value, allocation, Allocation::secret)?,
         "folders" => value.extract::<Vec<String>>()?.into_iter().fold(allocation, Allocation::folder),
         "temporary_bytes" => allocation.temporary_bytes(number(py, name, value)?),
+        "isolation" => allocation.isolation(value.extract::<String>()?),
         _ => return Err(invalid(py, format!("a lease has no option {name}"))),
     })
 }

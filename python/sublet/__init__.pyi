@@ -88,6 +88,7 @@ __all__ = [
 __version__: str
 
 class _MoreOptions(TypedDict, total=False):
+    isolation: str | None
     shared: bool
     max_nodes: int | None
     idle_timeout: float | None
@@ -450,6 +451,8 @@ class Lease(_Calling):
     def leases(self) -> list[_Lease]: ...
     @property
     def fabrics(self) -> list[str]: ...
+    @property
+    def isolation(self) -> str | None: ...
     @property
     def notices(self) -> list[tuple[str, str]]: ...
     @property

@@ -117,7 +117,7 @@ class Client:
                 rejected.
             **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `pool`, `slots`, `slot_bytes`,
                 `spin`; `time_weight`: weight of execution time against price in the choice among kinds of processing units, from 0
-                (only price) to 1 (only time).
+                (only price) to 1 (only time). `isolation` names the isolation that the workers must have.
         """
         _process.check()
         environment, variables = _environment.chosen(environment, requirements)

@@ -250,6 +250,11 @@ class Lease:
         return self._ended if self._ended is not None else self._invoker.leases()
 
     @property
+    def isolation(self):
+        """Isolation of the workers from the rest of their node, as `"process"` or `"weak"`; None of a lease that has ended."""
+        return self._invoker.isolation()
+
+    @property
     def fabrics(self):
         """Fabric of each lease: `shm`, `tcp`, or a network of libfabric."""
         return self._invoker.fabrics()

@@ -1,4 +1,4 @@
-"""Environment variables, secrets, folders and temporary space of leases."""
+"""Environment variables, secrets, folders, temporary space and isolation of leases."""
 
 import os
 import subprocess
@@ -53,6 +53,16 @@ def test_folder_that_no_node_lends_is_refused_by_name(platform):
     with pytest.raises(sublet.Error) as raised:
         platform.lease(folders=["tapes"])
     assert raised.value.code == "insufficient_resources" and '"tapes"' in str(raised.value)
+
+
+def test_isolation_is_demanded_and_reported(platform):
+    with platform.lease(isolation="process") as lease:
+        assert lease.call(abs, -1) == 1
+        assert lease.isolation == "process"
+    for name, code in [("weak", "insufficient_resources"), ("vm", "invalid_argument")]:
+        with pytest.raises(sublet.Error) as raised:
+            platform.lease(isolation=name)
+        assert raised.value.code == code and f'"{name}"' in str(raised.value)
 
 
 def test_secret_reaches_functions_and_no_representation_of_a_lease(platform):

@@ -19,7 +19,7 @@ use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::functions::library;
+use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{PlatformProcess, assert_memory_bomb_ends_alone, programs, sublet};
 use sublet_tests::process::wait_until;
 
@@ -269,4 +269,42 @@ fn a_node_can_have_an_oci_runtime_make_its_containers() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("no container runtime no-such-runtime"), "{said}");
+}
+
+#[test]
+fn isolation_of_package_or_lease_chooses_container_maker() {
+    if !rustix::process::getuid().is_root() {
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
+        return;
+    }
+    let scene = Scene::new();
+    let platform = scene.platform(&["--isolation", "process,container,crun,runc"]);
+    let folder = scene.package("app", &scene.name("with:1"));
+    let manifest = Path::new(&folder).join("sublet.toml");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, format!("{text}isolation = \"crun\"\n")).unwrap();
+    platform.json(&["deploy", &folder]);
+    let any = Allocation::new("app");
+    let leases = [
+        (any.clone(), "crun"),
+        (any.clone().isolation("runc"), "runc"),
+        (any.clone().isolation("container"), "container"),
+    ];
+    for (allocation, name) in leases {
+        let mut client = platform.client_with(&allocation);
+        assert_eq!(read_file(&client, "/etc/issue").unwrap(), ISSUE, "{name}");
+        assert_eq!(client.isolation().as_deref(), Some(name));
+        client.deallocate().unwrap();
+    }
+    let mut client = platform.invoker();
+    let refused = client.allocate(&any.clone().isolation("process"));
+    assert_fails(refused, Code::InvalidArgument, &["process", "an image"]);
+    let refused = client.allocate(&any.isolation("runsc"));
+    assert_fails(refused, Code::InsufficientResources, &["isolation \"runsc\""]);
+    fs::write(&manifest, format!("{text}isolation = \"process\"\n")).unwrap();
+    let message = platform.assert_refuses(&["deploy", &folder], Code::InvalidPackage);
+    assert!(message.contains("an image"), "{message}");
+    let limited = scene.platform(&["--isolation", "container"]);
+    let refused = limited.invoker().allocate(&Allocation::new(package("calls.c")).isolation("process"));
+    assert_fails(refused, Code::InsufficientResources, &["isolation \"process\""]);
 }

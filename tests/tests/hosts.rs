@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use sublet::{Allocation, FabricChoice, Policy};
+use sublet::{Allocation, Code, FabricChoice, Policy};
 use sublet_means::{Means, skip};
+use sublet_tests::assert_fails;
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{PlatformProcess, assert_echoes, sublet};
 use sublet_tests::process::stay_on_lowest_core;
@@ -54,20 +55,168 @@ fn after(preparation: &str) -> [String; 3] {
     ["-c".into(), format!("{preparation}\nexec \"$@\""), "sh".into()]
 }
 
+/// A command in a namespace of users that may have none below it, without the rights over it, as in a container.
+fn without_namespaces(command: &Command) -> Command {
+    let none = after("echo 0 > /proc/sys/user/max_user_namespaces");
+    let without_rights = wrapped("setpriv", &["--bounding-set=-all", "--inh-caps=-all"], command);
+    let shell = wrapped("sh", &none, &without_rights);
+    wrapped("unshare", &["--user", "--map-root-user"], &shell)
+}
+
+/// Numbers of system calls, which are the same on all architectures.
+const MOUNT_SETATTR: u32 = 442;
+const CLONE3: u32 = 435;
+
+/// Program that becomes another one for which some system calls do not exist: their numbers, then the program.
+const WITHOUT_CALLS: &str = r"
+import ctypes, errno, os, struct, sys
+numbers = [int(number) for number in sys.argv[1].split(',')]
+code = [(0x20, 0, 0, 0)]
+for number in numbers:
+    code += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.ENOSYS)]
+code.append((0x06, 0, 0, 0x7fff0000))
+text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *one) for one in code))
+class Filter(ctypes.Structure):
+    _fields_ = [('length', ctypes.c_ushort), ('code', ctypes.c_void_p)]
+filter = Filter(len(code), ctypes.addressof(text))
+system = ctypes.CDLL(None)
+assert system.prctl(38, 1, 0, 0, 0) == 0 and system.prctl(22, 2, ctypes.byref(filter), 0, 0) == 0
+os.execvp(sys.argv[2], sys.argv[2:])
+";
+
+/// A command for which these system calls do not exist, as on an older kernel or in a container.
+fn without_calls(calls: &[u32], command: &Command) -> Command {
+    let numbers: Vec<_> = calls.iter().map(ToString::to_string).collect();
+    wrapped("python3", &["-c", WITHOUT_CALLS, &numbers.join(",")], command)
+}
+
+#[test]
+fn names_the_calls_that_an_old_kernel_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = without_calls(&[MOUNT_SETATTR], &up(folder.path()));
+    let output = wrapped("timeout", &["60"], &old).output().unwrap();
+    let (code, message) = refused(&output);
+    assert_eq!((output.stdout.len(), code.as_str()), (0, "system"), "{message}");
+    for part in ["functions cannot be isolated", "mount_setattr", "Linux 5.12", "--isolation weak"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let mut doctor = sublet();
+    let looked = without_calls(&[MOUNT_SETATTR], doctor.arg("doctor")).output().unwrap();
+    let said = String::from_utf8_lossy(&looked.stdout);
+    assert!(
+        looked.status.success() && said.contains("mount_setattr, which Linux has from 5.12 on"),
+        "{said}"
+    );
+    assert!(said.contains("`sublet up` lends nothing"), "{said}");
+}
+
+#[test]
+fn serves_where_clone3_is_refused() {
+    let platform = PlatformProcess::start_by(|up| without_calls(&[CLONE3], up));
+    platform.assert_serves();
+}
+
+/// A platform of weak isolation on a machine without namespaces, as Docker's default makes it.
+fn weak_platform() -> PlatformProcess {
+    PlatformProcess::start_by(|up| {
+        let mut weak = wrapped("env", &[] as &[&str], up);
+        weak.args(["--isolation", "weak", "--python", "python3"]);
+        without_namespaces(&without_calls(&[CLONE3, MOUNT_SETATTR], &weak))
+    })
+}
+
+#[test]
+fn weak_isolation_serves_without_namespaces_and_says_so() {
+    let platform = weak_platform();
+    platform.assert_serves();
+    assert_eq!(platform.said["node"]["isolations"], serde_json::json!(["weak"]), "{}", platform.said);
+    let shown = platform.json(&["ps"]);
+    assert_eq!(shown["nodes"][0]["isolations"], serde_json::json!(["weak"]), "{shown}");
+    let text = String::from_utf8(platform.run(&["ps"]).stdout).unwrap();
+    assert!(text.contains("functions are isolated weakly"), "{text}");
+    let any = Allocation::new(package("calls.c"));
+    for allocation in [any.clone(), any.clone().isolation("weak")] {
+        let mut client = platform.client_with(&allocation);
+        assert_echoes(&client);
+        assert_eq!(client.isolation().as_deref(), Some("weak"));
+        client.deallocate().unwrap();
+    }
+    let mut client = platform.invoker();
+    assert_fails(
+        client.allocate(&any.clone().isolation("process")),
+        Code::InsufficientResources,
+        &["isolation \"process\""],
+    );
+    assert_fails(client.allocate(&any.isolation("vm")), Code::InvalidArgument, &["\"vm\"", "runsc"]);
+    assert_fails(
+        client.allocate(&Allocation::new(package("calls.c")).temporary_bytes(MIB)),
+        Code::InsufficientResources,
+        &["temporary space"],
+    );
+}
+
+#[test]
+fn functions_of_weak_isolation_in_python_import_their_modules() {
+    let platform = weak_platform();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(
+        folder.path().join("sublet.toml"),
+        "name = 'weakly'\nkind = 'python'\nlibrary = 'weakly.py'\n\n[[function]]\nname = 'answer'\n",
+    )
+    .unwrap();
+    let source = "import os\n\n\ndef answer(data):\n    try:\n        os.fork()\n    except PermissionError:\n        return b'one process'\n";
+    fs::write(folder.path().join("weakly.py"), source).unwrap();
+    let deployed = platform.run(&["deploy", folder.path().to_str().unwrap()]);
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    let called = platform.pipe(&["call", "weakly/answer"], b"");
+    assert_eq!(called.stdout, b"one process", "{}", String::from_utf8_lossy(&called.stderr));
+}
+
+#[test]
+fn isolation_is_demanded_of_ordinary_nodes() {
+    let platform = PlatformProcess::start();
+    let any = Allocation::new(package("calls.c"));
+    let mut client = platform.client_with(&any.clone().isolation("process"));
+    assert_echoes(&client);
+    assert_eq!(client.isolation().as_deref(), Some("process"));
+    client.deallocate().unwrap();
+    for (name, code, part) in [
+        ("weak", Code::InsufficientResources, "isolation \"weak\""),
+        ("runsc", Code::InsufficientResources, "isolation \"runsc\""),
+        ("container", Code::InvalidArgument, "no image"),
+    ] {
+        assert_fails(client.allocate(&any.clone().isolation(name)), code, &[part]);
+    }
+}
+
+#[test]
+fn weak_isolation_excludes_what_needs_mounts() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, named) in [
+        (&["--isolation", "weak,process"][..], "no other isolation"),
+        (&["--isolation", "weak", "--folder", "data=/usr"], "lends no folders"),
+        (&["--isolation", "weak", "--temporary", "1MiB"], "no temporary files"),
+        (&["--isolation", "weak", "--devices", "opencl"], "no kernels"),
+    ] {
+        let output = wrapped("timeout", &["60"], up(folder.path()).args(flags)).output().unwrap();
+        let (code, message) = refused(&output);
+        assert!(code == "invalid_argument" && message.contains(named), "{code}: {message}");
+    }
+}
+
 #[test]
 fn refuses_to_start_without_user_namespaces() {
     let folder = tempfile::tempdir().unwrap();
-    // In a namespace of users that may have none below it, without the rights over it, as in a container.
-    let none = after("echo 0 > /proc/sys/user/max_user_namespaces");
-    let without_rights = wrapped("setpriv", &["--bounding-set=-all", "--inh-caps=-all"], &up(folder.path()));
-    let shell = wrapped("sh", &none, &without_rights);
-    let unshared = wrapped("unshare", &["--user", "--map-root-user"], &shell);
     // A node that starts all the same would never end.
-    let output = wrapped("timeout", &["60"], &unshared).output().unwrap();
+    let output = wrapped("timeout", &["60"], &without_namespaces(&up(folder.path()))).output().unwrap();
     let (code, message) = refused(&output);
     assert_eq!((output.stdout.len(), code.as_str()), (0, "system"), "{message}");
-    for part in ["functions cannot be isolated on this machine", "user.max_user_namespaces", "--security-opt"]
-    {
+    for part in [
+        "functions cannot be isolated on this machine",
+        "user.max_user_namespaces",
+        "--security-opt",
+        "--isolation weak",
+    ] {
         assert!(message.contains(part), "{message}");
     }
 }

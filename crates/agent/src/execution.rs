@@ -4,6 +4,7 @@ pub(crate) mod background_task;
 pub(crate) mod cache;
 pub(crate) mod folders;
 pub(crate) mod images;
+pub(crate) mod isolations;
 pub(crate) mod kernels;
 pub(crate) mod logs;
 pub(crate) mod packages;
@@ -12,12 +13,12 @@ pub(crate) mod runtimes;
 pub(crate) mod sandboxes;
 pub(crate) mod worker;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cache::NodeCache;
 use folders::LentFolders;
 use images::Images;
+use isolations::Isolations;
 use kernels::KernelPackages;
 use logs::Logs;
 use packages::NodePackages;
@@ -30,8 +31,8 @@ pub(crate) struct ExecutionMeans {
     pub(crate) programs: Programs,
     /// Maker of the sandboxes of all leases.
     pub(crate) sandboxes: Arc<SandboxMaker>,
-    /// The OCI runtime that makes containers, if the agent does not.
-    pub(crate) container_runtime: Option<PathBuf>,
+    /// Isolations that the node offers.
+    pub(crate) isolations: Isolations,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
     /// Folders of the operator that functions can use.

@@ -45,21 +45,24 @@ use std::time::{Duration, SystemTime};
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
 use sublet_image::ImageStore;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::package::PackageKind;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error, pool, pu, version};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
+use sublet_sandbox::Walls;
 use tracing::warn;
 
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
 use crate::execution::folders::LentFolders;
 use crate::execution::images::Images;
+use crate::execution::isolations::Isolations;
 use crate::execution::kernels::KernelPackages;
 use crate::execution::logs::Logs;
 use crate::execution::packages::NodePackages;
-use crate::execution::programs::{Programs, find_program, find_runtime};
+use crate::execution::programs::{Programs, find_program};
 use crate::execution::runtimes::Runtimes;
 use crate::execution::sandboxes::SandboxMaker;
 use crate::leases::journal::AgentJournal;
@@ -118,6 +121,8 @@ pub struct AgentOptions {
     pub temporary_bytes: Option<u64>,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
+    /// Isolations that the agent allows; if empty, processes, containers, and that of the container runtime.
+    pub isolation: Vec<Isolation>,
     /// Interpreters to keep warm for sandboxes.
     pub warm: WarmInterpreters,
     /// Limit of the cache of packages and images, in bytes. By default a quarter of the state folder's file system.
@@ -259,8 +264,11 @@ fn node(
     let (listener_state, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
-    let sandboxes = Arc::new(maker(options, (&worker, &spawner), state)?);
-    let kernels = KernelPackages::new(&worker, options.devices.as_deref(), sandboxes.clone());
+    let isolations = Isolations::find(&options.isolation, options.container_runtime.as_deref())?;
+    check_weak(options, &isolations)?;
+    let sandboxes = Arc::new(maker(options, (&worker, &spawner), state, isolations.walls())?);
+    let devices = if isolations.is_weak() { Some(&[][..]) } else { options.devices.as_deref() };
+    let kernels = KernelPackages::new(&worker, devices, sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let managers = Arc::new(Managers::new(options.access.clone()));
     let store = ImageStore::open(state.path.join("images"))?;
@@ -290,6 +298,7 @@ fn node(
         folders: folders.described(),
         temporary_bytes: options.temporary_bytes.unwrap_or_default(),
         messages: version::MESSAGES,
+        isolations: isolations.names(),
         no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
     };
     let instance = new_instance()?;
@@ -302,7 +311,7 @@ fn node(
     let execution = ExecutionMeans {
         programs: Programs::beside(worker),
         sandboxes,
-        container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
+        isolations,
         lends_network: options.lend_network,
         folders,
         packages,
@@ -336,10 +345,11 @@ fn maker(
     options: &AgentOptions,
     (worker, spawner): (&Path, &Path),
     state: &AgentStateFolder,
+    walls: Walls,
 ) -> Result<SandboxMaker, Error> {
     let start = |warm: &WarmInterpreters| {
         let runtimes = Runtimes::find(warm, spawner, &state.path)?;
-        SandboxMaker::start(spawner.to_owned(), state.path.join(ROOT), runtimes)
+        SandboxMaker::start(spawner.to_owned(), state.path.join(ROOT), runtimes, walls)
     };
     let maker = start(&options.warm)?;
     maker.try_process(worker)?;
@@ -352,6 +362,23 @@ fn maker(
         }
         tried => tried.map(|()| maker),
     }
+}
+
+/// Refuses what sandboxes of weak isolation cannot have.
+fn check_weak(options: &AgentOptions, isolations: &Isolations) -> Result<(), Error> {
+    if !isolations.is_weak() {
+        return Ok(());
+    }
+    let what = match options {
+        AgentOptions { folders, .. } if !folders.is_empty() => "lends no folders",
+        AgentOptions { devices: Some(devices), .. } if !devices.is_empty() => {
+            "executes no kernels on devices"
+        }
+        AgentOptions { temporary_bytes: Some(_), .. } => "has no temporary files",
+        _ => return Ok(()),
+    };
+    let message = format!("a node with the isolation weak {what}: leave the option out");
+    Err(Error::new(Code::InvalidArgument, message))
 }
 
 /// Whether leases on a shared core have shares of it, by control groups.

@@ -14,7 +14,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
     Devices, Interpreter, IsolationKind, Language, NetworkAccess, SandboxLimits, SandboxProgram, Sandboxes,
-    Spec, Template,
+    Spec, Template, Walls,
 };
 
 use super::Samples;
@@ -58,7 +58,7 @@ pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Re
     fs::write(&script, source).map_err(|error| failed("writing a program", &error))?;
     let root = place.path().join("root");
     fs::create_dir(&root).map_err(|error| failed("making a folder", &error))?;
-    let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown)?;
+    let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown, Walls::Full)?;
     let template = Template {
         environment: None,
         search_path: Vec::new(),

@@ -18,6 +18,7 @@ pub(crate) mod files;
 mod gc;
 mod graph;
 mod image;
+mod isolations;
 mod lease;
 mod limits;
 mod logs;

@@ -19,6 +19,7 @@
 mod code;
 pub mod graph;
 pub mod inbox;
+pub mod isolation;
 mod names;
 pub mod needs;
 pub mod network;

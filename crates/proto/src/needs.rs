@@ -1,5 +1,5 @@
 //! Rules of what functions need beside a package, cores and memory: environment variables, secrets, folders that nodes
-//! lend, and space for temporary files.
+//! lend, space for temporary files, and isolation.
 //!
 //! A package names its needs in its manifest, and a lease adds its own. Variables and values of secrets are never part
 //! of an error message, and [`Variable`] shows no value.
@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::isolation::Isolation;
 use crate::names::{is_name, name_form};
-use crate::v1::{LentFolder, Needs, SecretUse, SetSecretRequest, Variable};
+use crate::v1::{Needs, NodeDescription, SecretUse, SetSecretRequest, Variable};
 use crate::{Code, Error};
 
 /// Most environment variables of a worker process, those with secrets included.
@@ -56,7 +57,7 @@ impl Needs {
     }
 
     /// Adds the needs of a lease to those of its package. The lease's own take precedence: its secrets over those of the
-    /// same variable, and its temporary space.
+    /// same variable, its temporary space, and its isolation.
     pub fn with(&self, lease: &Needs) -> Needs {
         let variables = self.variables.iter().chain(&lease.variables);
         let variables: BTreeMap<_, _> = variables.map(|one| (&one.name, &one.value)).collect();
@@ -75,26 +76,38 @@ impl Needs {
                 .collect(),
             folders: folders.into_iter().collect(),
             temporary_bytes: if own > 0 { own } else { self.temporary_bytes },
+            isolation: if lease.isolation.is_empty() { &self.isolation } else { &lease.isolation }.clone(),
         }
     }
 
-    /// Each folder, and the temporary space, as needs of their own, with their description in words.
+    /// Each folder, the temporary space and the isolation as needs of their own, with their description in words.
     pub fn parts(&self) -> Vec<(Needs, String)> {
         let folder = |name: &String| Needs { folders: vec![name.clone()], ..Needs::default() };
         let folders = self.folders.iter().map(|name| (folder(name), describe_folder(name)));
         let space = Needs { temporary_bytes: self.temporary_bytes, ..Needs::default() };
         let space = (self.temporary_bytes > 0).then(|| (space, describe_space(self.temporary_bytes)));
-        folders.chain(space).collect()
+        let isolation = Needs { isolation: self.isolation.clone(), ..Needs::default() };
+        let isolation =
+            (!self.isolation.is_empty()).then(|| (isolation, describe_isolation(&self.isolation)));
+        folders.chain(space).chain(isolation).collect()
     }
 
-    /// The first thing that a node with these folders and this largest temporary space (0: no limit) lacks, in words.
-    pub fn lacking(&self, lent: &[LentFolder], temporary_bytes: u64) -> Option<String> {
-        let is_lent = |name: &&String| lent.iter().any(|folder| folder.name == **name);
+    /// The first thing that a node does not offer to functions, in words.
+    pub fn lacking(&self, node: &NodeDescription) -> Option<String> {
+        let is_lent = |name: &&String| node.folders.iter().any(|folder| folder.name == **name);
         if let Some(name) = self.folders.iter().find(|name| !is_lent(name)) {
             return Some(describe_folder(name));
         }
-        let has_space = temporary_bytes == 0 || self.temporary_bytes <= temporary_bytes;
-        (!has_space).then(|| describe_space(self.temporary_bytes))
+        let is_weak = Isolation::Weak.is_offered(node);
+        let has_space = node.temporary_bytes == 0 || self.temporary_bytes <= node.temporary_bytes;
+        // Functions of a weak isolation write no files.
+        let has_space = has_space && !(is_weak && self.temporary_bytes > 0);
+        if !has_space {
+            return Some(describe_space(self.temporary_bytes));
+        }
+        let isolates = |name: &str| Isolation::parse(name).is_ok_and(|isolation| isolation.is_offered(node));
+        let lacks = !self.isolation.is_empty() && !isolates(&self.isolation);
+        lacks.then(|| describe_isolation(&self.isolation))
     }
 
     /// Checks names, values and numbers.
@@ -118,6 +131,9 @@ impl Needs {
                 "{} bytes of temporary space, at least {MIN_TEMPORARY_BYTES} are possible",
                 self.temporary_bytes
             )));
+        }
+        if !self.isolation.is_empty() {
+            Isolation::parse(&self.isolation)?;
         }
         Ok(())
     }
@@ -209,6 +225,10 @@ fn describe_space(bytes: u64) -> String {
     format!("{bytes} bytes of temporary space")
 }
 
+fn describe_isolation(name: &str) -> String {
+    format!("isolation {name:?}")
+}
+
 fn check_plain(what: &str, name: &str) -> Result<(), Error> {
     if is_name(name) {
         return Ok(());
@@ -237,6 +257,7 @@ fn invalid(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::v1::LentFolder;
 
     fn variable(name: &str, value: &str) -> Variable {
         Variable { name: name.into(), value: value.into() }
@@ -295,12 +316,14 @@ mod tests {
             secrets: vec![parse_secret_use("K=old")],
             folders: vec!["data".into()],
             temporary_bytes: 1 << 20,
+            isolation: "runsc".into(),
         };
         let lease = Needs {
             variables: vec![variable("B", "2")],
             secrets: vec![parse_secret_use("K=new")],
             folders: vec!["data".into(), "work".into()],
             temporary_bytes: 0,
+            isolation: String::new(),
         };
         let all = package.with(&lease);
         assert_eq!(all.variables, [variable("A", "1"), variable("B", "2")]);
@@ -308,18 +331,34 @@ mod tests {
             (all.secrets[0].secret.as_str(), all.folders.len(), all.temporary_bytes),
             ("new", 2, 1 << 20)
         );
-        assert_eq!(package.with(&Needs { temporary_bytes: 7, ..lease }).temporary_bytes, 7);
+        assert_eq!(all.isolation, "runsc");
+        let more = Needs { temporary_bytes: 7, isolation: "process".into(), ..lease };
+        assert_eq!(
+            (package.with(&more).temporary_bytes, package.with(&more).isolation.as_str()),
+            (7, "process")
+        );
     }
 
     #[test]
     fn names_what_a_node_lacks() {
-        let lent = [LentFolder { name: "data".into(), writable: false }];
+        let folders = vec![LentFolder { name: "data".into(), writable: false }];
+        let lent = NodeDescription { folders, ..NodeDescription::default() };
         let needs = Needs { folders: vec!["data".into(), "work".into()], ..Needs::default() };
-        assert_eq!(needs.lacking(&lent, 0).unwrap(), "folder \"work\"");
+        assert_eq!(needs.lacking(&lent).unwrap(), "folder \"work\"");
         let space = Needs { temporary_bytes: 9, ..Needs::default() };
-        assert!(space.lacking(&[], 8).unwrap().contains("9 bytes"));
-        assert_eq!((space.lacking(&[], 9), space.lacking(&[], 0)), (None, None));
-        let parts = Needs { temporary_bytes: 9, ..needs }.parts();
-        assert_eq!((parts.len(), parts[2].1.as_str()), (3, "9 bytes of temporary space"));
+        let node = |temporary_bytes| NodeDescription { temporary_bytes, ..NodeDescription::default() };
+        assert!(space.lacking(&node(8)).unwrap().contains("9 bytes"));
+        assert_eq!((space.lacking(&node(9)), space.lacking(&node(0))), (None, None));
+        let weak = NodeDescription { isolations: vec!["weak".into()], ..node(0) };
+        assert!(space.lacking(&weak).is_some());
+        let isolated = Needs { isolation: "runc".into(), ..Needs::default() };
+        assert_eq!(isolated.lacking(&node(0)).unwrap(), "isolation \"runc\"");
+        let offering = NodeDescription { isolations: vec!["runc".into()], ..node(0) };
+        assert_eq!(isolated.lacking(&offering), None);
+        assert!(isolated.check().is_ok());
+        assert!(message(&Needs { isolation: "vm".into(), ..Needs::default() }).contains("\"vm\""));
+        let parts = Needs { temporary_bytes: 9, isolation: "runc".into(), ..needs }.parts();
+        assert_eq!((parts.len(), parts[2].1.as_str()), (4, "9 bytes of temporary space"));
+        assert_eq!(parts[3].1, "isolation \"runc\"");
     }
 }

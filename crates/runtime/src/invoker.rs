@@ -412,6 +412,12 @@ impl Invoker {
         self.held.iter().flat_map(HeldLeases::leases).find_map(|lease| lease.cold_imports())
     }
 
+    /// Isolation of the first lease's latest worker process from the rest of its node, by its name; empty if the agent is older
+    /// than this client. `None` without a lease.
+    pub fn isolation(&self) -> Option<String> {
+        self.held.as_ref().map(|held| held.first.isolation())
+    }
+
     /// The managers, for everything that is not a call.
     pub fn manager(&self) -> &ManagerClient {
         &self.manager

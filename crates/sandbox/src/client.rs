@@ -14,8 +14,9 @@ use sublet_proto::v1::{
     ColdImports, SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest,
 };
 
+use crate::spawner::WEAK;
 use crate::wire::{self, decode_answer, encode_spec};
-use crate::{MAX_VECTOR, SandboxError, SandboxId, SandboxState, Signal, Spec};
+use crate::{MAX_VECTOR, SandboxError, SandboxId, SandboxState, Signal, Spec, Walls};
 
 /// The sandboxes of one spawner. Dropped, all of them are dead, and the spawner with them.
 ///
@@ -47,13 +48,19 @@ impl Sandboxes {
     ///
     /// # Errors
     /// If the spawner cannot be started. Its own failures are reported when a sandbox is made.
-    pub fn open(program: &Path, folder: &Path, shown: &[PathBuf]) -> Result<Sandboxes, SandboxError> {
+    pub fn open(
+        program: &Path,
+        folder: &Path,
+        shown: &[PathBuf],
+        walls: Walls,
+    ) -> Result<Sandboxes, SandboxError> {
         let failed = |source| SandboxError::system(format!("starting {}", program.display()), source);
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (outside, inside) =
             rustix::net::socketpair(kind.0, kind.1, kind.2, None).map_err(|errno| failed(errno.into()))?;
         let output = io::stderr().as_fd().try_clone_to_owned().map_err(failed)?;
         let spawner = Command::new(program)
+            .args((walls == Walls::Weak).then_some(WEAK))
             .arg(folder)
             .args(shown)
             .env_clear()

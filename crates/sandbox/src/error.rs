@@ -49,6 +49,12 @@ impl SandboxError {
         SandboxError::System { operation: operation.into(), source: source.into() }
     }
 
+    /// Whether the kernel lacks a system call, or something keeps it from this process as if it did.
+    pub fn is_missing_call(&self) -> bool {
+        const MISSING: i32 = libc::ENOSYS;
+        matches!(self, SandboxError::System { source, .. } if source.raw_os_error() == Some(MISSING))
+    }
+
     /// The same once more, for another of a vector.
     pub(crate) fn again(&self) -> SandboxError {
         let same = |error: &io::Error| match error.raw_os_error() {

@@ -46,6 +46,7 @@ mod report;
 mod root;
 pub(crate) mod seccomp;
 pub(crate) mod template;
+mod weak;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -53,7 +54,7 @@ use std::rc::Rc;
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
-use crate::system;
+use crate::{Walls, system};
 pub(crate) use mount_points::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
 pub(crate) use mounts::SHARED_POINT;
 pub(crate) use names::{USER_NAME, user_entry};
@@ -80,6 +81,7 @@ pub(crate) struct Blank {
     pub(crate) filters: Rc<Filters>,
     /// Descriptors to keep of the process that it was forked from: those that a language runtime holds for itself.
     pub(crate) kept: Vec<RawFd>,
+    pub(crate) walls: Walls,
 }
 
 /// The life of a sandbox's first process.
@@ -117,9 +119,14 @@ fn make_ready(blank: &Blank) -> Result<(), (CreationStep, io::Error)> {
     let at = |step: CreationStep| move |error: io::Error| (step, error);
     forget_spawner(blank).map_err(at(CreationStep::Root))?;
     die_with_spawner().map_err(at(CreationStep::Identity))?;
-    root::begin().map_err(at(CreationStep::Root))?;
+    if blank.walls == Walls::Full {
+        root::begin().map_err(at(CreationStep::Root))?;
+    }
     if SandboxOrder::receive(blank.link.as_fd()) != Some(SandboxOrder::Go) {
         system::leave(0);
+    }
+    if blank.walls == Walls::Weak {
+        return Ok(());
     }
     system::unshare(libc::CLONE_NEWCGROUP).map_err(at(CreationStep::Cgroup))?;
     rustix::system::sethostname(b"sandbox").map_err(|errno| (CreationStep::HostName, errno.into()))
@@ -127,6 +134,9 @@ fn make_ready(blank: &Blank) -> Result<(), (CreationStep, io::Error)> {
 
 fn become_sandbox(blank: &Blank, plan: &mut CreationPlan) -> Result<(), (CreationStep, io::Error)> {
     let at = |step: CreationStep| move |error: io::Error| (step, error);
+    if plan.weak.is_some() {
+        return weak::prepare_first();
+    }
     // The user must be set before files are made, so that it owns them. The process still has its rights over its
     // namespaces.
     privileges::become_user(blank).map_err(at(CreationStep::Identity))?;

@@ -13,21 +13,24 @@ pub enum Language {
 /// Most bytes of a module's name.
 const MAX_MODULE_BYTES: usize = 256;
 
-/// Code that a Python executes to load its adapter, which is at the path of programs. The adapter is not executed as a
-/// program.
+/// Variable with the path of the adapter.
+pub(crate) const ADAPTER: &str = "SUBLET_ADAPTER";
+/// Code that a Python executes to load its adapter. The adapter is not executed as a program.
 const LOAD_IN_PYTHON: &str = "\
 import os
 os.environ.pop('LD_PRELOAD', None)
+path = os.environ.pop('SUBLET_ADAPTER')
 from importlib.machinery import ExtensionFileLoader as Loader
 from importlib.util import module_from_spec, spec_from_loader
-spec = spec_from_loader('sublet_template', Loader('sublet_template', '/program'))
+spec = spec_from_loader('sublet_template', Loader('sublet_template', path))
 adapter = module_from_spec(spec)
 spec.loader.exec_module(adapter)
 exec(compile(adapter.SOURCE, 'sublet_template', 'exec'))";
 /// The same in Node.js.
 const LOAD_IN_NODE: &str = "\
 const adapter = { exports: {} };
-process.dlopen(adapter, '/program');
+process.dlopen(adapter, process.env.SUBLET_ADAPTER);
+delete process.env.SUBLET_ADAPTER;
 new Function('adapter', 'require', adapter.exports.SOURCE)(adapter.exports, require);";
 
 impl Language {
@@ -54,13 +57,11 @@ impl Language {
     }
 
     /// Returns the environment of the interpreter, NAME=VALUE. Libraries that compute keep no threads until a program
-    /// starts, which has a thread for each of its cores. A Python allocates by its adapter, as every worker does that
-    /// may swap.
+    /// starts, which has a thread for each of its cores.
     pub(crate) fn environment(self) -> &'static [&'static str] {
         match self {
             Language::Python => &[
                 "LANG=C.UTF-8",
-                "LD_PRELOAD=/program",
                 "OMP_NUM_THREADS=1",
                 "OPENBLAS_NUM_THREADS=1",
                 "MKL_NUM_THREADS=1",

@@ -88,6 +88,18 @@ pub const SHARED_MEMORY: &str = "/dev/shm";
 /// A sandbox's [`SHARED_MEMORY`] has the size of its memory divided by this, as Linux has it by default.
 const SHARED_PART: u64 = 2;
 
+/// Walls around all sandboxes of one spawner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Walls {
+    /// Namespaces, a root of its own, no privileges, Landlock and a filter of system calls.
+    #[default]
+    Full,
+    /// Landlock, a filter of system calls and limits of resources, on machines that allow no namespaces. A sandbox is one
+    /// process, which sees the host's files at their own paths, may read few of them and write none, and starts no other
+    /// process. Only [`IsolationKind::Process`] and [`IsolationKind::Template`] exist, without lent folders and devices.
+    Weak,
+}
+
 /// Identifier of one sandbox in one [`Sandboxes`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SandboxId(u64);

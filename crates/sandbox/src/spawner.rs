@@ -5,7 +5,8 @@
 //! the other end is closed the spawner ends, and with it everything that it has started.
 //!
 //! If the machine lacks control groups or users of their own for sandboxes, the spawner does without, as `strengths`
-//! reports. Every sandbox always has namespaces, a root of its own, no capabilities, and few system calls.
+//! reports. Every sandbox always has no capabilities and few system calls, and, but for weak isolation, namespaces and
+//! a root of its own.
 
 mod birth;
 pub(crate) mod cgroups;
@@ -19,6 +20,7 @@ mod template;
 mod templates;
 mod users;
 mod view;
+mod weak;
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,7 +35,7 @@ use rustix::time::Timespec;
 use sublet_proto::v1::{SandboxReply, SandboxRequest};
 
 use crate::inside::seccomp::Filters;
-use crate::{NetworkAccess, SandboxError, SandboxStatus, system, wire};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, Walls, system, wire};
 use cgroups::Cgroups;
 use opened_files::OpenedFiles;
 use sandbox::Sandbox;
@@ -41,7 +43,13 @@ use table::SandboxTable;
 use templates::Templates;
 use users::UserRange;
 use view::Views;
+use weak::WeakRoot;
 
+/// Argument with which the spawner makes sandboxes of weak isolation.
+pub const WEAK: &str = "--weak";
+
+/// Operation that fails on kernels that are too old.
+const NO_MOUNT_CALLS: &str = "mounting the root of sandboxes (by mount_setattr, which Linux has from 5.12 on, and this machine has not)";
 /// Number of first processes that are kept ready.
 const READY: usize = 8;
 /// Umask of the spawner and of every sandbox, whichever umask the agent has: other users may read new files.
@@ -61,6 +69,19 @@ struct SpawnMeans {
     cgroups: Cgroups,
     users: UserRange,
     filters: Rc<Filters>,
+    root: SandboxRoot,
+}
+
+/// Files of the host that sandboxes see.
+enum SandboxRoot {
+    /// Sandboxes have a root of their own.
+    Own(OwnRoot),
+    /// Sandboxes see the host's root.
+    Weak(WeakRoot),
+}
+
+/// Parts of the roots that sandboxes have for themselves.
+struct OwnRoot {
     views: Views,
     opened: OpenedFiles,
     /// Paths of the host that are shown beneath [`crate::SCRATCH`], without the first slash.
@@ -81,11 +102,12 @@ pub fn trial() -> Option<i32> {
 
 /// Serves until the other end of standard input is closed. The folder is an existing one, over which the root that
 /// all have in common is mounted in a namespace of this process's own; sandboxes are shown these paths of the host, too.
-pub fn run(folder: &Path, shown: &[PathBuf]) {
+/// With weak walls nothing is mounted.
+pub fn run(folder: &Path, shown: &[PathBuf], walls: Walls) {
     // The first three only: nothing in this process owns others yet.
     let closed = system::keep_only(&mut [0, 1, 2]);
     let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));
-    let mut served = opened.and_then(|()| Workshop::open(folder, shown)).map(SandboxTable::new);
+    let mut served = opened.and_then(|()| Workshop::open(folder, shown, walls)).map(SandboxTable::new);
     if let Ok(table) = &served {
         look::warn_of_missing_shares(table.workshop.means.cgroups.describe());
     }
@@ -109,22 +131,29 @@ pub fn run(folder: &Path, shown: &[PathBuf]) {
 }
 
 impl Workshop {
-    fn open(folder: &Path, shown: &[PathBuf]) -> Result<Workshop, SandboxError> {
+    fn open(folder: &Path, shown: &[PathBuf], walls: Walls) -> Result<Workshop, SandboxError> {
         let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
         // Sandboxes are other users, and have to read the files that this process makes.
         rustix::process::umask(UMASK);
         // Control groups are opened before the namespaces, in which the name of this process's group would be another.
         let cgroups = Cgroups::open();
-        let users = UserRange::enter().map_err(failed("entering a user namespace"))?;
         let shown = root::outermost(shown);
-        let mounted = root::unshare_mounts().and_then(|()| {
-            let views = Views::open(folder)?;
-            let mut opened = OpenedFiles::open(folder, users.are_own())?;
-            root::mount_common(folder, &shown, &views, &mut opened).map(|()| (views, opened))
-        });
-        let (views, opened) = mounted.map_err(failed("mounting the root of sandboxes"))?;
-        let kept = root::beneath_scratch(&shown);
-        let means = SpawnMeans { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
+        let (users, root) = match walls {
+            Walls::Full => {
+                let users = UserRange::enter().map_err(failed("entering a user namespace"))?;
+                let root = OwnRoot::mount(folder, &shown, &users).map_err(|error| {
+                    let is_missing = error.raw_os_error() == Some(libc::ENOSYS);
+                    let what = "mounting the root of sandboxes";
+                    SandboxError::system(if is_missing { NO_MOUNT_CALLS } else { what }, error)
+                })?;
+                (users, SandboxRoot::Own(root))
+            }
+            Walls::Weak => {
+                let root = WeakRoot::open(shown).map_err(failed("isolating weakly"))?;
+                (UserRange::own(), SandboxRoot::Weak(root))
+            }
+        };
+        let means = SpawnMeans { cgroups, users, filters: Filters::compile().into(), root };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }
 
@@ -166,6 +195,36 @@ impl Workshop {
             }
         }
         birth::blank(&mut self.means, network, false)
+    }
+}
+
+impl SpawnMeans {
+    fn walls(&self) -> Walls {
+        match self.root {
+            SandboxRoot::Own(_) => Walls::Full,
+            SandboxRoot::Weak(_) => Walls::Weak,
+        }
+    }
+}
+
+impl SandboxRoot {
+    /// # Errors
+    /// If sandboxes see the host's root.
+    fn own(&mut self) -> Result<&mut OwnRoot, SandboxError> {
+        match self {
+            SandboxRoot::Own(root) => Ok(root),
+            SandboxRoot::Weak(_) => Err(WeakRoot::refusal("a root of its own")),
+        }
+    }
+}
+
+impl OwnRoot {
+    fn mount(folder: &Path, shown: &[PathBuf], users: &UserRange) -> std::io::Result<OwnRoot> {
+        root::unshare_mounts()?;
+        let views = Views::open(folder)?;
+        let mut opened = OpenedFiles::open(folder, users.are_own())?;
+        root::mount_common(folder, shown, &views, &mut opened)?;
+        Ok(OwnRoot { views, opened, kept: root::beneath_scratch(shown) })
     }
 }
 

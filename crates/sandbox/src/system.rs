@@ -58,7 +58,12 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
     }
     // SAFETY: without CLONE_VM the child has memory of its own, and continues on its copy of this stack; `arguments`
     // and `pidfd` live throughout the call. That there are no other threads is the caller's duty.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
+    let mut pid =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
+    if pid < 0 && how.cgroup.is_none() && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+        // Container runtimes refuse `clone3`, whose flags their filters cannot see.
+        pid = older_clone(&arguments);
+    }
     match i32::try_from(pid) {
         Ok(0) => Ok(Fork::Child),
         Ok(pid) if pid > 0 => match Pid::from_raw(pid) {
@@ -80,6 +85,26 @@ pub(crate) fn fork_until_exec() -> io::Result<Option<Pid>> {
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
     checked(pid)?;
     Ok(i32::try_from(pid).ok().and_then(Pid::from_raw))
+}
+
+/// Forks by the older call, as the arguments of `clone3` say, without a control group.
+fn older_clone(arguments: &libc::clone_args) -> libc::c_long {
+    let flags = arguments.flags | arguments.exit_signal;
+    let (stack, tls) = (0_u64, 0_u64);
+    #[cfg(target_arch = "x86_64")]
+    let (fourth, fifth) = (arguments.child_tid, tls);
+    #[cfg(not(target_arch = "x86_64"))]
+    let (fourth, fifth) = (tls, arguments.child_tid);
+    // SAFETY: as for `clone3`, whose caller passes addresses that live throughout this call. This call takes the address of
+    // the process's descriptor in place of that of the parent's number.
+    unsafe { libc::syscall(libc::SYS_clone, flags, stack, arguments.pidfd, fourth, fifth) }
+}
+
+/// Private writable memory of this process, in bytes, as the kernel counts it for the limit of that.
+pub(crate) fn own_data_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let data = status.lines().find_map(|line| line.strip_prefix("VmData:")?.strip_suffix("kB"));
+    data.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or_default().saturating_mul(1024)
 }
 
 /// Address at which the C library keeps the number of this thread, if the kernel reports it.

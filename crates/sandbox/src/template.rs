@@ -30,7 +30,7 @@ use crate::inside::ahead::{self, Ahead};
 use crate::inside::seccomp::Filters;
 use crate::inside::{Blank, NAMESPACES};
 use crate::system::{self, Clone, Fork};
-use crate::{USER, wire};
+use crate::{USER, Walls, wire};
 use descriptors::Descriptors;
 
 pub use threads::Threads;
@@ -77,16 +77,19 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<WaitingCopy> {
     let filters = Rc::new(Filters::compile());
     tell(0, Ok(None))?;
     loop {
-        let Some((TemplateFork { number, leaves_groups }, mut fds)) = wire::receive(stdin())? else {
+        let Some((TemplateFork { number, leaves_groups, weak }, mut fds)) = wire::receive(stdin())? else {
             // The spawner is gone.
             system::leave(0)
         };
         let Some(link) = fds.pop() else { return Err(io::ErrorKind::InvalidData.into()) };
-        let blank =
-            Blank { link, user: USER, leaves_groups, filters: filters.clone(), kept: descriptors.numbers() };
+        let (walls, flags) = match weak {
+            false => (Walls::Full, NAMESPACES | libc::CLONE_NEWNET),
+            true => (Walls::Weak, 0),
+        };
+        let (filters, kept) = (filters.clone(), descriptors.numbers());
+        let blank = Blank { link, user: USER, leaves_groups, filters, kept, walls };
         R::THREADS.await_them()?;
         runtime.before_fork();
-        let flags = NAMESPACES | libc::CLONE_NEWNET;
         match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
             Ok(Fork::Child) => return Ok(WaitingCopy { ahead: ahead::live(blank), descriptors }),
             Ok(Fork::Parent(_, process)) => {

@@ -1,4 +1,4 @@
-//! Containers that OCI runtimes create: crun, which the set-up of the tests installs, and runc if this machine has it.
+//! Containers that OCI runtimes create: crun, runc and gVisor's runsc, which the set-up of the tests installs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,9 +22,9 @@ fn runtimes() -> Vec<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
     let found =
         |name: &str| folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists());
-    let found: Vec<_> = ["crun", "runc"].iter().filter_map(|name| found(name)).collect();
-    assert!(!found.is_empty(), "crun is not installed");
-    found
+    let installed =
+        |name: &str| found(name).unwrap_or_else(|| panic!("scripts/setup.sh test installs {name}"));
+    ["crun", "runc"].map(installed).to_vec()
 }
 
 fn hand_over(spec: &mut Spec, runtime: &Path) {
@@ -188,4 +188,66 @@ fn invalid_runtime_is_an_error() {
     hand_over(&mut spec, Path::new("/bin/false"));
     let error = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("making a container by an OCI runtime"), "{error}");
+}
+
+#[test]
+fn gvisor_runs_a_program_on_a_kernel_of_its_own() {
+    if !is_root() {
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
+        return;
+    }
+    let runtime = Path::new("/usr/bin/runsc");
+    assert!(runtime.exists(), "scripts/setup.sh test installs runsc");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let (said, exit) =
+        fixture.run_with(&["files", "/proc/version", "/etc/issue"], |spec| hand_over(spec, runtime));
+    assert!(said.contains("BREACH /etc/issue"), "the image's file is to be read: {said}");
+    assert_eq!(exit, ProgramEnd::Status(0));
+    let (_, exit) = fixture.run_with(&["exit", "7"], |spec| hand_over(spec, runtime));
+    assert_eq!(exit, ProgramEnd::Status(7));
+    let tenant = fixture.start_with(&["spin", "1"], |spec| hand_over(spec, runtime));
+    fixture.kill(&tenant, Signal::KILL);
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+}
+
+#[test]
+fn apptainer_is_given_the_image_the_mounts_and_the_program() {
+    if !is_root() {
+        skip(Means::Root, "handing a container to a runtime needs root");
+        return;
+    }
+    // Sandboxes cover /tmp.
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let recorder = folder.path().join("apptainer");
+    std::fs::write(&recorder, "#!/bin/sh\nprintf '%s\\n' \"$@\" \"given $APPTAINERENV_GIVEN\" >&0\nexit 5\n")
+        .unwrap();
+    for path in [folder.path(), &recorder] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let package = tempfile::tempdir().unwrap();
+    let fixture = SandboxFixture::open(Sort::Container);
+    let (said, exit) = fixture.run_with(&["exit", "7"], |spec| {
+        hand_over(spec, &recorder);
+        spec.folder = Some(package.path().to_owned());
+        spec.program = SandboxProgram::Inside("/bin/probe".into());
+    });
+    let words: Vec<_> = said.lines().collect();
+    let start = [
+        "--quiet",
+        "exec",
+        "--containall",
+        "--no-home",
+        "--cleanenv",
+        "--no-privs",
+        "--writable",
+        "--pwd",
+        "/",
+    ];
+    assert_eq!(words[..start.len()], start, "{said}");
+    let end = ["root", "/bin/probe", "exit", "7", "given yes"];
+    assert_eq!(words[words.len() - end.len()..], end, "{said}");
+    let binds = &words[start.len()..words.len() - end.len()];
+    assert!(binds.chunks(2).all(|pair| pair[0] == "--bind" && pair[1].ends_with(":ro")), "{said}");
+    assert!(binds.iter().any(|word| word.ends_with(":/package:ro")), "{said}");
+    assert_eq!(exit, ProgramEnd::Status(5));
 }

@@ -14,8 +14,9 @@ import sys
 import time
 import types
 
-# Folder of the environment, if this interpreter has no modules beside the standard library.
+# Folder of the environment, if this interpreter has no modules beside the standard library; the variable below names another.
 ENVIRONMENT = "/environment"
+ENVIRONMENT_VARIABLE = "SUBLET_ENVIRONMENT"
 
 # Functions that set the number of threads in libraries that compute with several threads.
 SETTERS = (
@@ -60,21 +61,23 @@ def renew():
     execute(os.devnull)
 
 
-def use_environment():
+def use_environment(folder):
     """Lets this interpreter find the modules of an environment, as an interpreter of a virtual environment does."""
-    if sys.prefix == ENVIRONMENT or not os.path.isdir(os.path.join(ENVIRONMENT, "lib")):
+    if sys.prefix == folder or not os.path.isdir(os.path.join(folder, "lib")):
         return
-    sys.prefix = sys.exec_prefix = ENVIRONMENT
-    site.addsitedir(os.path.join(ENVIRONMENT, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
+    sys.prefix = sys.exec_prefix = folder
+    site.addsitedir(os.path.join(folder, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
 
 
 def begin(path, arguments, environment, setters):
     """Sets arguments, environment and threads as if this process had just been started."""
+    variables = dict(variable.split("=", 1) for variable in environment)
+    folder = variables.pop(ENVIRONMENT_VARIABLE, ENVIRONMENT)
     if sys.flags.no_site:
-        use_environment()
+        use_environment(folder)
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    os.environ.update(variable.split("=", 1) for variable in environment)
+    os.environ.update(variables)
     # The C library read the time zone when the template started.
     time.tzset()
     threads = cores()
@@ -139,7 +142,7 @@ def warm():
         site.setquit()
         site.setcopyright()
         site.sethelper()
-        use_environment()
+        use_environment(os.environ.get(ENVIRONMENT_VARIABLE, ENVIRONMENT))
     use_search_path()
     begun, culprit = time.monotonic(), ""
     for module in sys.argv[1:]:

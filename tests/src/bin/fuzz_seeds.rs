@@ -319,6 +319,7 @@ fn node_messages() -> Vec<Vec<u8>> {
             package_ready_ns: 2,
             spawned_ns: 3,
             cold_imports: None,
+            isolation: "process".into(),
         }),
         FromAgent::WorkerExited(v1::WorkerExited {
             code: Code::WorkerDied.number(),

@@ -15,7 +15,8 @@ use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Devices, IsolationKind, NetworkAccess, NewSandbox, SandboxLimits, SandboxProgram, Sandboxes, Spec,
+    Devices, IsolationKind, NetworkAccess, NewSandbox, SandboxError, SandboxLimits, SandboxProgram,
+    Sandboxes, Spec, Walls,
 };
 use tracing::warn;
 
@@ -28,12 +29,23 @@ const NOWHERE: &str = "/dev/null";
 /// Bytes that a sandbox that is made only for a trial may write to files.
 const TRIAL_SCRATCH_BYTES: u64 = 1 << 20;
 
+/// Advice for a machine on which no namespaces can be made.
+const NO_NAMESPACES: &str = "they run in user and mount namespaces of their own. In a container allow these, as with docker run --privileged or \
+     --security-opt seccomp=unconfined --security-opt apparmor=unconfined --cap-add SYS_ADMIN; on a host set the sysctl \
+     user.max_user_namespaces above 0, kernel.unprivileged_userns_clone to 1 and \
+     kernel.apparmor_restrict_unprivileged_userns to 0, or start this as root; or lend with less protection by \
+     --isolation weak (`sublet doctor` shows what is there)";
+/// Advice for a kernel that lacks calls.
+const OLD_KERNEL: &str = "update to Linux 5.12 or later, or have the container allow the call, as docker run --security-opt seccomp=unconfined \
+     does; or lend with less protection by --isolation weak, if the kernel has Landlock (Linux 5.13)";
+
 /// See the [module](self).
 pub(crate) struct SandboxMaker {
     program: PathBuf,
     /// Always empty, but for that process.
     root: PathBuf,
     pub(crate) runtimes: Runtimes,
+    walls: Walls,
     current: Mutex<Current>,
 }
 
@@ -45,15 +57,20 @@ struct Current {
 
 impl SandboxMaker {
     /// Starts it; the folder is made.
-    pub(crate) fn start(program: PathBuf, root: PathBuf, runtimes: Runtimes) -> Result<SandboxMaker, Error> {
+    pub(crate) fn start(
+        program: PathBuf,
+        root: PathBuf,
+        runtimes: Runtimes,
+        walls: Walls,
+    ) -> Result<SandboxMaker, Error> {
         match fs::create_dir(&root) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(system("making the folder", &root, &error));
             }
             _ => {}
         }
-        let current = Mutex::new(Current::open(&program, &root, &runtimes)?);
-        Ok(SandboxMaker { program, root, runtimes, current })
+        let current = Mutex::new(Current::open(&program, &root, &runtimes, walls)?);
+        Ok(SandboxMaker { program, root, runtimes, walls, current })
     }
 
     /// Where sandboxes are to be made now. Those of one that has died are dead.
@@ -66,30 +83,30 @@ impl SandboxMaker {
     /// # Errors
     /// If none can be made here: the message says what this machine lacks.
     pub(crate) fn try_process(&self, program: &Path) -> Result<(), Error> {
-        self.try_one(IsolationKind::Process, program).map_err(|error| {
-            let message = format!(
-                "functions cannot be isolated on this machine ({}): they run in user and mount namespaces of their own. In a \
-                 container allow these, as with docker run --privileged or --security-opt seccomp=unconfined --security-opt \
-                 apparmor=unconfined --cap-add SYS_ADMIN; on a host set the sysctl user.max_user_namespaces above 0, \
-                 kernel.unprivileged_userns_clone to 1 and kernel.apparmor_restrict_unprivileged_userns to 0, or start this \
-                 as root (`sublet doctor` shows what is there)",
-                error.message
-            );
-            Error::new(error.code, message)
-        })
+        let Err(error) = self.try_one(IsolationKind::Process, program)? else { return Ok(()) };
+        let advice = match self.walls {
+            Walls::Weak => "`sublet doctor` shows what is there",
+            Walls::Full if error.is_missing_call() => OLD_KERNEL,
+            Walls::Full => NO_NAMESPACES,
+        };
+        let error = Error::from(error);
+        let message = format!("functions cannot be isolated on this machine ({}): {advice}", error.message);
+        Err(Error::new(error.code, message))
     }
 
     /// The same for a copy of each interpreter that is kept warm.
     pub(crate) fn try_copies(&self) -> Result<(), Error> {
         self.runtimes.bare().try_for_each(|(template, program)| {
             let interpreter = template.interpreter.display().to_string();
-            self.try_one(IsolationKind::Template(template), &program).map_err(|error| {
+            self.try_one(IsolationKind::Template(template), &program)?.map_err(|error| {
+                let error = Error::from(error);
                 Error::new(error.code, format!("{interpreter} cannot be used: {}", error.message))
             })
         })
     }
 
-    fn try_one(&self, kind: IsolationKind, program: &Path) -> Result<(), Error> {
+    /// The inner error is that of the sandbox.
+    fn try_one(&self, kind: IsolationKind, program: &Path) -> Result<Result<(), SandboxError>, Error> {
         let sandboxes = self.current()?;
         let limits = SandboxLimits {
             cores: Vec::new(),
@@ -111,11 +128,8 @@ impl SandboxMaker {
             devices: Devices::None,
             limits,
         };
-        for made in sandboxes.create(vec![spec]) {
-            let NewSandbox { id, .. } = made?;
-            sandboxes.delete(&[id]);
-        }
-        Ok(())
+        let made = sandboxes.create(vec![spec]).into_iter().collect::<Result<Vec<_>, _>>();
+        Ok(made.map(|made| made.iter().for_each(|NewSandbox { id, .. }| drop(sandboxes.delete(&[*id])))))
     }
 
     /// Does what an operator asks.
@@ -151,7 +165,7 @@ impl SandboxMaker {
     fn renewed<'locked>(&self, current: &'locked mut Current) -> Result<&'locked mut Current, Error> {
         if current.sandboxes.is_gone() {
             warn!("the process that makes sandboxes has died, and every sandbox with it; it is started anew");
-            *current = Current::open(&self.program, &self.root, &self.runtimes)?;
+            *current = Current::open(&self.program, &self.root, &self.runtimes, self.walls)?;
         }
         Ok(current)
     }
@@ -168,8 +182,8 @@ impl SandboxMaker {
 }
 
 impl Current {
-    fn open(program: &Path, root: &Path, runtimes: &Runtimes) -> Result<Current, Error> {
-        let sandboxes = Arc::new(Sandboxes::open(program, root, &runtimes.shown())?);
+    fn open(program: &Path, root: &Path, runtimes: &Runtimes, walls: Walls) -> Result<Current, Error> {
+        let sandboxes = Arc::new(Sandboxes::open(program, root, &runtimes.shown(), walls)?);
         Ok(Current { sandboxes, operators: BTreeSet::new() })
     }
 }

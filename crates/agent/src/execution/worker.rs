@@ -87,6 +87,9 @@ impl WorkerProcess {
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
         let (kind, program) = program(node, &runnable)?;
+        let wanted = held.lease.needs.as_ref().map_or("", |needs| needs.isolation.as_str());
+        let isolations = &node.execution.isolations;
+        let (isolation, runtime) = isolations.choose(wanted, !runnable.build().image.is_empty())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
@@ -113,14 +116,20 @@ impl WorkerProcess {
         let mut spec = Spec { log: Some(log.file()?), lent_folders, ..spec_of };
         spec.limits.scratch_bytes = temporary_bytes(node, held);
         if let Some(held) = &image {
-            contain(&mut spec, node.execution.container_runtime.as_deref(), &held.image);
+            contain(&mut spec, runtime, &held.image);
         }
         let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let cold_imports = sandbox.cold_imports.clone();
-        let started =
-            Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
+        let started = Started {
+            pid,
+            requested_ns,
+            package_ready_ns,
+            spawned_ns: monotonic_ns(),
+            cold_imports,
+            isolation: isolation.name().to_owned(),
+        };
         let reserved = held.one_shot_program.as_ref().map(|one_shot_program| one_shot_program.process.pid);
         let entrance = match held.confirmation {
             None => ShimEntrance::Open { _admission: node.links.shim.admit(shim, of_shim, reserved) },
@@ -398,7 +407,7 @@ fn setup(
     let lent_bytes = held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes());
     WorkerSetup {
         lease: held.lease.id.clone(),
-        package_folder: FOLDER.to_owned(),
+        package_folder: shown_folder(node, runnable),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
         memory_bytes: lent_bytes.saturating_add(runtime_bytes(runnable.build())),
@@ -417,6 +426,14 @@ fn setup(
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
         calls: version::CALLS,
+    }
+}
+
+/// Path of the package's folder in the sandbox.
+fn shown_folder(node: &Node, runnable: &Runnable) -> String {
+    match node.execution.isolations.is_weak() {
+        true => runnable.package.folder.to_string_lossy().into_owned(),
+        false => FOLDER.to_owned(),
     }
 }
 

@@ -203,9 +203,8 @@ fn variables(
             format!("lease {} has no tenant yet, to which its secrets and folders belong", lease.id);
         return Err(Error::new(Code::PermissionDenied, message));
     }
-    let NodeDescription { name, folders, temporary_bytes, .. } = &node.description;
-    if let Some(what) = needs.lacking(folders, *temporary_bytes) {
-        let message = format!("node {name} does not lend {what}");
+    if let Some(what) = needs.lacking(&node.description) {
+        let message = format!("node {} does not offer {what}", node.description.name);
         return Err(Error::new(Code::InsufficientResources, message));
     }
     if needs.temporary_bytes > lease.memory_bytes {

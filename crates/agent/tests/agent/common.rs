@@ -458,6 +458,7 @@ pub fn options(folder: &Path, does: &str) -> AgentOptions {
         lend_network: false,
         cache_bytes: None,
         container_runtime: None,
+        isolation: Vec::new(),
         warm: WarmInterpreters::default(),
         pu: "cpu".into(),
         neighbours: Vec::new(),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::needs::parse_secret_use;
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Lease, SecretUse};
@@ -16,7 +17,7 @@ use sublet_runtime::{
 use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::CommandOutput;
-use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, variable, weight};
+use super::parse::{duration, fabric, isolation, pool, show_bytes, show_ns, size, variable, weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -88,6 +89,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     temporary: Option<u64>,
 
+    /// Isolation that the function must have: process, container, crun, runc, runsc, apptainer or weak [default: any that the
+    /// node offers]
+    #[arg(long, value_name = "NAME", value_parser = isolation)]
+    isolation: Option<Isolation>,
+
     /// Kind of processing unit: cpu, opencl or cuda [default: the cheapest free one for which the package has builds or
     /// profiles]
     #[arg(long, value_name = "KIND")]
@@ -132,6 +138,9 @@ impl Arguments {
         }
         for folder in &self.folders {
             allocation = allocation.folder(folder);
+        }
+        if let Some(isolation) = self.isolation {
+            allocation = allocation.isolation(isolation.name());
         }
         if let Some(pu) = &self.pu {
             allocation = allocation.pu(pu);

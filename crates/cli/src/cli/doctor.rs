@@ -1,4 +1,4 @@
-//! `sublet doctor`: shows how well sandboxes isolate on this machine.
+//! `sublet doctor`: shows how well sandboxes isolate on this machine, and which isolations it has.
 
 use clap::Args;
 use serde::Serialize;
@@ -6,6 +6,7 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{Finding, strengths};
 
 use super::daemon::find_spawner;
+use super::isolations::{IsolationView, Machine, isolations};
 use super::output::{CommandOutput, table};
 
 const EXAMPLES: &str = "\
@@ -16,6 +17,12 @@ Examples:
 
 The command creates a sandbox, as an agent of the same user would, and removes it. It needs no running Sublet.";
 
+/// Walls without which no sandbox can be made.
+const NECESSARY: [&str; 2] = ["sandboxes", "namespaces"];
+/// Consequence of a missing necessary wall.
+const LENDS_NOTHING: &str = "\n\nno sandbox can be made here, so `sublet up` lends nothing: it says what to change. `sublet up --isolation weak` lends \
+     with less protection, by Landlock, a filter of system calls and limits alone";
+
 /// Show how well sandboxes isolate on this machine, and which parts are weaker without root
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -25,6 +32,7 @@ pub(crate) struct Arguments {}
 #[derive(Debug, Serialize)]
 struct HealthView {
     walls: Vec<Wall>,
+    isolations: Vec<IsolationView>,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,8 +51,24 @@ pub(crate) fn run(output: &CommandOutput) -> Result<(), Error> {
     let found = find_spawner().and_then(|spawner| Ok(strengths(&spawner, &folder)?));
     // The folder is empty: leaving it behind does no harm.
     let _ = std::fs::remove_dir(&folder);
-    let health = HealthView { walls: found?.into_iter().map(wall).collect() };
+    let walls: Vec<_> = found?.into_iter().map(wall).collect();
+    let machine = Machine {
+        has_namespaces: has_namespaces(&walls),
+        has_landlock: !walls.iter().any(|wall| wall.wall == "landlock" && wall.strength == "missing"),
+        is_root: rustix::process::getuid().is_root(),
+        has_program,
+    };
+    let health = HealthView { isolations: isolations(&machine), walls };
     output.show(&health, text)
+}
+
+fn has_namespaces(walls: &[Wall]) -> bool {
+    !walls.iter().any(|wall| NECESSARY.contains(&wall.wall.as_str()) && wall.strength == "missing")
+}
+
+fn has_program(name: &str) -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(name).is_file())
 }
 
 fn wall(Finding { wall, strength, why }: Finding) -> Wall {
@@ -60,5 +84,12 @@ fn text(health: &HealthView) -> String {
         1 => "1 wall of a sandbox has less than full strength here".to_owned(),
         some => format!("{some} walls of a sandbox have less than full strength here"),
     };
-    table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &sum
+    let advice = if has_namespaces(&health.walls) { "" } else { LENDS_NOTHING };
+    let isolations = health.isolations.iter().map(|view| {
+        let here = view.missing.clone().unwrap_or_else(|| "yes".to_owned());
+        vec![view.isolation.to_owned(), here, view.gives.to_owned(), view.costs.to_owned()]
+    });
+    let isolations: Vec<_> = isolations.collect();
+    let isolations = table(&["ISOLATION", "HERE", "GIVES", "COSTS"], &isolations);
+    table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &isolations + "\n" + &sum + advice
 }

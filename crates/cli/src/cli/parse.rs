@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sublet_proto::Error;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::needs::check_variable_name;
 use sublet_proto::pool::Pool;
 use sublet_runtime::fabrics::FabricChoice;
@@ -51,6 +52,11 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 /// Parses a choice of fabric.
 pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
     text.parse().map_err(|error: Error| error.message)
+}
+
+/// Parses the name of an isolation.
+pub(crate) fn isolation(text: &str) -> Result<Isolation, String> {
+    Isolation::parse(text).map_err(|error| error.message)
 }
 
 /// Parses a pool of nodes.

@@ -13,6 +13,7 @@ use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
 use super::view::{
     CacheView, ColdImportsView, EnvironmentView, LeaseView, ManagerView, NetworkView, NodeView, PackageView,
+    WEAK_ISOLATION,
 };
 
 const EXAMPLES: &str = "\
@@ -83,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 
 fn text(everything: &Everything, now_ms: u64) -> String {
     let Everything { nodes, leases, packages, environments, managers } = everything;
-    let shares = missing_shares(nodes);
+    let notes_on_nodes = missing_shares(nodes) + &weak_isolation(nodes);
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
     let notes = cold_imports(leases);
     let lease_rows: Vec<_> = leases.iter().map(|lease| lease_row(lease, environments, now_ms)).collect();
@@ -103,7 +104,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
                 "LAST REPORT",
             ],
             &nodes,
-        ) + &shares,
+        ) + &notes_on_nodes,
         lease_table(&lease_rows, has_environments) + &notes,
         table(&["PACKAGE", "OWNER", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
@@ -126,6 +127,12 @@ fn missing_shares(nodes: &[NodeView]) -> String {
         format!("{}\n", printable_line(&line))
     });
     lines.collect()
+}
+
+/// Returns a line for each node whose functions have no namespaces.
+fn weak_isolation(nodes: &[NodeView]) -> String {
+    let weak = nodes.iter().filter(|node| node.is_weak());
+    weak.map(|node| format!("{}\n", printable_line(&format!("{}: {WEAK_ISOLATION}", node.name)))).collect()
 }
 
 /// Returns a line for each module that a node cannot keep warm for the leases.

@@ -13,6 +13,7 @@ use sublet_agent::{
     WarmInterpreters,
 };
 use sublet_manager::Manager;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
 use sublet_proto::pu::PROCESSOR;
@@ -28,7 +29,7 @@ use super::daemon::{
 use super::limits;
 use super::output::CommandOutput;
 use super::parse::{self, node_modules, show_bytes, size};
-use super::view::NodeView;
+use super::view::{NodeView, WEAK_ISOLATION};
 use crate::config::agent::{
     DeviceSetting, PLACES_OF_A_SHARED_CORE, device, lent_folder, python as wanted_python, wanted,
 };
@@ -101,6 +102,11 @@ pub(crate) struct Arguments {
     /// [default: the agent creates them]
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
+
+    /// Isolations that functions may have: process, container, crun, runc, apptainer; or weak alone, with less protection,
+    /// where no namespaces can be made [default: process, container, and that of --container-runtime]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse::isolation)]
+    isolation: Vec<Isolation>,
 
     /// Python interpreter for functions in Python, by name or path, for example of a virtual environment; `none` disables
     /// Python [default: $SUBLET_PYTHON, or python3 on PATH]
@@ -270,6 +276,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
             .collect(),
         temporary_bytes: arguments.temporary,
         container_runtime: arguments.container_runtime,
+        isolation: arguments.isolation,
         warm: WarmInterpreters {
             python: python(arguments.python),
             python_path: arguments.python_path,
@@ -316,8 +323,9 @@ fn text(up: &UpReady) -> String {
             "Python functions cannot run here: python3 is not on PATH (use --python PROGRAM)\n".to_owned()
         }
     };
+    let weak = if node.is_weak() { format!("{WEAK_ISOLATION}\n") } else { String::new() };
     let mut text = format!(
-        "sublet is up at {manager}: {} {cores} and {} to lease\n{python}\nin a second terminal:\n",
+        "sublet is up at {manager}: {} {cores} and {} to lease\n{python}{weak}\nin a second terminal:\n",
         node.cores,
         show_bytes(node.memory_bytes)
     );

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use sublet_proto::Code;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::v1::{
     BillBy, BillLine, CacheUse, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork,
     NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, Usage,
@@ -25,6 +26,8 @@ pub(crate) struct NodeView {
     pub(crate) runtimes: Vec<String>,
     /// Names of the folders that the node lends.
     pub(crate) folders: Vec<String>,
+    /// Isolations that the node offers to functions; "weak" stands alone.
+    pub(crate) isolations: Vec<String>,
     pub(crate) pu: String,
     /// Current pool: compute, memory or balanced.
     pub(crate) pool: String,
@@ -106,6 +109,7 @@ impl From<NodeInfo> for NodeView {
             devices: description.devices,
             runtimes: description.runtimes,
             folders: description.folders.into_iter().map(|folder| folder.name).collect(),
+            isolations: description.isolations,
             cores: description.cores,
             cores_leased: node.cores_leased,
             memory_bytes: description.memory_bytes,
@@ -113,6 +117,17 @@ impl From<NodeInfo> for NodeView {
             last_report_unix_ms: node.last_report_unix_ms,
             cache: node.cache.map(CacheView::from),
         }
+    }
+}
+
+/// Consequence of weak isolation.
+pub(crate) const WEAK_ISOLATION: &str =
+    "functions are isolated weakly: Landlock, a filter of system calls and limits alone, without namespaces";
+
+impl NodeView {
+    /// Whether functions have no namespaces on the node.
+    pub(crate) fn is_weak(&self) -> bool {
+        self.isolations.iter().any(|name| name == Isolation::Weak.name())
     }
 }
 

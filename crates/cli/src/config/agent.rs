@@ -17,7 +17,7 @@ use sublet_runtime::access::{default_address, default_state};
 use super::{ConfigKey, ConfiguredProgram, EffectiveSettings, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::files::warn_of_open_secret;
-use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
+use crate::cli::parse::{absolute, duration, isolation, node_modules, pool, size, switch, whole};
 
 /// The program `sublet agent`.
 pub(crate) struct AgentProgram;
@@ -296,6 +296,17 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "isolation",
+            kind: ValueKind::List,
+            environment: "SUBLET_ISOLATION",
+            flag: "isolation",
+            value: "NAME",
+            help: "Isolations that functions may have here: process, container, crun, runc, apptainer; or weak alone, \
+                   with less protection, where no namespaces can be made",
+            otherwise: Otherwise::Means("process, container, and that of container_runtime"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "python",
             kind: ValueKind::Text,
             environment: "SUBLET_PYTHON",
@@ -423,6 +434,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         folders: folders(settings)?,
         temporary_bytes: settings.value("temporary", size)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
+        isolation: settings.list("isolation", isolation)?,
         warm: WarmInterpreters {
             python: settings.value("python", |text| Ok(python(text)))?.unwrap_or_default(),
             python_path: settings.list("python_path", absolute)?,

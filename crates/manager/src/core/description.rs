@@ -1,5 +1,6 @@
 //! Checks the description of a node. All of it is passed to clients, which act on it.
 
+use sublet_proto::isolation::Isolation;
 use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::pool::Pool;
@@ -72,6 +73,7 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
         ));
     }
     check_folders(node)?;
+    check_isolations(node)?;
     pu::check_neighbours(name, &node.neighbours)?;
     pu::check_devices(node)?;
     if node.model != pu::cleaned(&node.model) {
@@ -82,6 +84,15 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
+}
+
+/// Checks the names of the isolations that a node offers.
+fn check_isolations(node: &NodeDescription) -> Result<(), Error> {
+    if node.isolations.len() > Isolation::ALL.len() {
+        let message = format!("node {} offers {} isolations", node.name, node.isolations.len());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    node.isolations.iter().try_for_each(|name| Isolation::parse(name).map(drop))
 }
 
 /// Checks the folders that a node lends.
@@ -155,6 +166,8 @@ mod tests {
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),
             (NodeDescription { agent: String::new(), ..node() }, "no agent"),
+            (NodeDescription { isolations: vec!["vm".into()], ..node() }, "\"vm\""),
+            (NodeDescription { isolations: vec!["runc".into(); 8], ..node() }, "8 isolations"),
             (NodeDescription { folders: vec![v1_folder("../x")], ..node() }, "../x"),
             (NodeDescription { folders: vec![v1_folder("x"); 2], ..node() }, "x is set twice"),
             (NodeDescription { pool: "fast".into(), ..node() }, "fast"),

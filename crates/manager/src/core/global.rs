@@ -250,9 +250,9 @@ impl Core {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
             let (seats, pool) = (node.seats.keys(), node.pool as u8);
-            let NodeDescription { folders, temporary_bytes, messages, .. } = &*node.description;
+            let NodeDescription { folders, temporary_bytes, messages, isolations, .. } = &*node.description;
             let folders: Vec<_> = folders.iter().map(|folder| (&folder.name, folder.writable)).collect();
-            let lent = (folders, *temporary_bytes, *messages);
+            let lent = (folders, *temporary_bytes, *messages, isolations);
             groups.entry((seats, pool, lent)).or_insert_with(|| NodeSum::of(node)).add(node);
         }
         let mut groups: Vec<NodeGroup> = groups.into_values().map(NodeSum::group).collect();
@@ -295,7 +295,15 @@ impl NodeSum<'_> {
     fn group(self) -> NodeGroup {
         let NodeSum { node, all, free, largest, most_free } = self;
         let NodeDescription {
-            pu, architecture, devices, runtimes, folders, temporary_bytes, messages, ..
+            pu,
+            architecture,
+            devices,
+            runtimes,
+            folders,
+            temporary_bytes,
+            messages,
+            isolations,
+            ..
         } = (*node.description).clone();
         // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
@@ -310,6 +318,7 @@ impl NodeSum<'_> {
             folders,
             temporary_bytes,
             messages,
+            isolations,
             all: Some(all),
             free: Some(free),
             largest: Some(largest),
@@ -327,11 +336,21 @@ fn node_capacity(said: Option<NodeRoom>) -> NodeCapacity {
 
 /// Describes a group as the node that stands for it: its name stays the same as long as the group does.
 fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescription {
-    let NodeGroup { pu, architecture, devices, runtimes, pool, folders, temporary_bytes, messages, .. } =
-        group.clone();
+    let NodeGroup {
+        pu,
+        architecture,
+        devices,
+        runtimes,
+        pool,
+        folders,
+        temporary_bytes,
+        messages,
+        isolations,
+        ..
+    } = group.clone();
     let space = if temporary_bytes > 0 { temporary_bytes.to_string() } else { String::new() };
     let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool, &space]);
-    let words = words.chain(folders.iter().map(|folder| &folder.name));
+    let words = words.chain(folders.iter().map(|folder| &folder.name)).chain(&isolations);
     let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
     NodeDescription {
         name: format!("{manager} {}", words.join(" ")),
@@ -348,6 +367,7 @@ fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescr
         folders,
         temporary_bytes,
         messages,
+        isolations,
         ..NodeDescription::default()
     }
 }

@@ -83,7 +83,7 @@ pub struct Lease {
     pub idle_timeout_ms: u64,
     /// Options of its workers.
     pub options: WorkerOptions,
-    /// Secrets, folders and temporary space of its workers.
+    /// Secrets, folders, temporary space and isolation of its workers.
     pub needs: Arc<Needs>,
     /// Price as of the grant.
     pub price: Price,

@@ -146,7 +146,7 @@ pub struct ClientRequest {
     pub terms: LeaseTerms,
     /// Preferences and limits for its nodes.
     pub locality: Locality,
-    /// Secrets, folders and temporary space that its workers need.
+    /// Secrets, folders, temporary space and isolation that its workers need.
     pub needs: Arc<v1::Needs>,
     /// Longest time that it may wait.
     pub wait_ms: u64,

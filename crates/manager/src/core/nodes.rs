@@ -166,15 +166,15 @@ impl ManagedNode {
             })
     }
 
-    /// The first folder or space that the node does not lend to a request with these needs, in words.
+    /// The first folder, space or isolation that the node does not offer to a request with these needs, in words.
     pub(super) fn lacks(&self, needs: &Needs) -> Option<String> {
         if self.ignores(needs) {
             return Some(
-                "secrets, folders or temporary space, since its agent is of an earlier version".into(),
+                "secrets, folders, temporary space or isolations, since its agent is of an earlier version"
+                    .into(),
             );
         }
-        let NodeDescription { folders, temporary_bytes, .. } = &*self.description;
-        needs.lacking(folders, *temporary_bytes)
+        needs.lacking(&self.description)
     }
 
     /// Whether its agent is of a version that ignores these needs.

@@ -168,7 +168,7 @@ impl Search<'_> {
             return Ok(());
         }
         if there().all(|node| node.ignores(needs)) {
-            let what = "secrets, folders and temporary space";
+            let what = "secrets, folders, temporary space and isolations";
             version::check_messages("every agent", 0, what, version::NEEDS)?;
         }
         let none_lends = |part: &Needs| there().all(|node| node.lacks(part).is_some());
@@ -227,7 +227,7 @@ impl Search<'_> {
         let node = nodes.get(key).ok_or_else(gone)?;
         if node.ignores(&self.request.needs) {
             let agent = format!("the agent of node {name}");
-            let what = "secrets, folders and temporary space";
+            let what = "secrets, folders, temporary space and isolations";
             version::check_messages(&agent, node.description.messages, what, version::NEEDS)?;
         }
         if let Some(what) = node.lacks(&self.request.needs) {
@@ -467,7 +467,7 @@ impl Search<'_> {
         }
         let kind = if terms.shared { "shared places" } else { "cores" };
         let (asked, place) = (terms.workers, pools.place());
-        let of = "nodes that lend the requested folders and temporary space";
+        let of = "nodes that offer the requested folders, temporary space and isolation";
         let message = format!(
             "{asked} {kind} and {} bytes of memory asked of {of}, which have {all} {kind}, {free} of them free{place}",
             terms.memory_bytes

@@ -10,6 +10,7 @@ use super::{
     check_name, check_path, environment, image, invalid, kernels, manifest_needs, nodejs, profile, python,
 };
 use crate::Error;
+use crate::isolation::Isolation;
 use crate::v1::Needs;
 
 /// Largest manifest, in bytes.
@@ -120,6 +121,7 @@ struct Written {
     #[serde(default)]
     folders: Vec<String>,
     temporary_bytes: Option<u64>,
+    isolation: Option<String>,
 }
 
 impl Manifest {
@@ -142,6 +144,7 @@ impl Manifest {
             written.secrets.take(),
             std::mem::take(&mut written.folders),
             written.temporary_bytes,
+            written.isolation.take(),
         )
         .map_err(wrong)?;
         let manifest = Manifest { name, builds: written.builds()?, profiles, needs };
@@ -149,6 +152,7 @@ impl Manifest {
         if !manifest.needs.is_empty() {
             manifest.builds.iter().try_for_each(Build::check_can_need)?;
         }
+        manifest.builds.iter().try_for_each(|build| build.check_isolation(&manifest.needs.isolation))?;
         Ok(manifest)
     }
 
@@ -293,9 +297,24 @@ impl Build {
             return Ok(());
         }
         Err(wrong(format!(
-            "has an [environment], secrets, folders or temporary_bytes, which the build {} of the kind {name} cannot have",
+            "has an [environment], secrets, folders, temporary_bytes or an isolation, which the build {} of the kind {name} cannot have",
             self.library
         )))
+    }
+
+    /// Refuses an isolation that the build can never have.
+    fn check_isolation(&self, isolation: &str) -> Result<(), Error> {
+        if isolation.is_empty() {
+            return Ok(());
+        }
+        let has_image = self.image.is_some();
+        let (is, has) = match (Isolation::parse(isolation)?.has_image(), has_image) {
+            (true, false) => ("runs images", "no image"),
+            (false, true) => ("runs no images", "an image"),
+            _ => return Ok(()),
+        };
+        let library = &self.library;
+        Err(wrong(format!("has the isolation {isolation:?}, which {is}, and its build {library} has {has}")))
     }
 
     fn check_limits(&self) -> Result<(), Error> {

@@ -1,5 +1,5 @@
 //! The parts of `sublet.toml` that say what functions need beside cores and memory: `[environment]`, `secrets`,
-//! `folders` and `temporary_bytes`.
+//! `folders`, `temporary_bytes` and `isolation`.
 
 use crate::needs::parse_secret_use;
 use crate::v1::{Needs, SecretUse, Variable};
@@ -10,12 +10,14 @@ pub(super) fn read(
     secrets: Option<toml::Value>,
     folders: Vec<String>,
     temporary_bytes: Option<u64>,
+    isolation: Option<String>,
 ) -> Result<Needs, String> {
     let needs = Needs {
         variables: environment.into_iter().flatten().map(variable).collect::<Result<_, _>>()?,
         secrets: secrets.map(secret_uses).transpose()?.unwrap_or_default(),
         folders,
         temporary_bytes: temporary_bytes.unwrap_or_default(),
+        isolation: isolation.unwrap_or_default(),
     };
     needs.check().map_err(|error| format!("is not valid: {}", error.message))?;
     Ok(needs)
@@ -89,6 +91,11 @@ mod tests {
         assert!(message("secrets = [1]").contains("neither a list"));
         assert!(message("folders = ['../etc']").contains("../etc"));
         assert!(message("temporary_bytes = 1").contains("temporary space"));
+        assert!(message("isolation = 'vm'").contains("\"vm\" is not an isolation"));
+        assert!(message("isolation = 'runsc'").contains("no image"));
+        assert!(message("isolation = 'process'\nimage = 'a/b'").contains("an image"));
+        let isolated = Manifest::parse(&format!("{HEAD}isolation = 'process'")).unwrap();
+        assert_eq!(isolated.needs.isolation, "process");
         assert!(message("secrets = ['A']\n[environment]\nA = 'x'").contains("A is set twice"));
         let kernels =
             "name = 'p'\nlibrary = 'p.cl'\nkind = 'opencl'\n[[function]]\nname = 'f'\n[environment]\nA = ''";

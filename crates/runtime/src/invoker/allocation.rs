@@ -248,6 +248,13 @@ impl Allocation {
         self
     }
 
+    /// Requires an isolation of the functions from the rest of their node: `process`, `container`, `crun`, `runc`, `runsc`,
+    /// `apptainer` or `weak`. By default any that the node offers.
+    pub fn isolation(mut self, name: impl Into<String>) -> Allocation {
+        self.needs.isolation = name.into();
+        self
+    }
+
     /// Calls a function, on any thread, with each step of a start that takes time: fetching the package and its
     /// environment, and importing modules. It must return soon.
     pub fn on_step(mut self, function: impl Fn(&str) + Send + Sync + 'static) -> Allocation {
@@ -358,9 +365,11 @@ mod tests {
             .variable("A", "hidden")
             .secret("K", "key")
             .folder("data")
-            .temporary_bytes(1 << 20);
+            .temporary_bytes(1 << 20)
+            .isolation("process");
         let needs = needy.request().needs.unwrap();
         assert_eq!((needs.variables.len(), needs.secrets.len(), needs.folders.len()), (0, 1, 1));
+        assert_eq!(needs.isolation, "process");
         assert!(needy.variables().len() == 1 && !format!("{needy:?}").contains("hidden"));
         let more = allocation.grown_by(2).request();
         assert_eq!((more.cores, more.memory_bytes), (2, 200));

@@ -118,6 +118,8 @@ pub(super) struct Control {
     pub(super) cold_start: ColdStart,
     /// Modules that the running worker process has imported by itself, as its node cannot keep them warm.
     pub(super) cold_imports: Option<v1::ColdImports>,
+    /// Isolation of the running worker process, by its name.
+    pub(super) isolation: String,
 }
 
 /// A region that was sent to a worker process on another machine. Its answer will come, or the process's end.
@@ -181,6 +183,7 @@ impl AgentLink {
             links: 0,
             cold_start: ColdStart::default(),
             cold_imports: None,
+            isolation: String::new(),
         };
         let link = AgentLink {
             agent,

@@ -86,6 +86,11 @@ impl ClientLease {
         lock(&self.link.control).cold_imports.clone()
     }
 
+    /// Isolation of the running worker process, by its name.
+    pub(crate) fn isolation(&self) -> String {
+        lock(&self.link.control).isolation.clone()
+    }
+
     /// Connects the worker process that the agent was asked for at a time, or could not be. If that fails, the calls
     /// that wait for a process are lost.
     fn start(&self, control: &mut Control, asked_ns: Result<u64, Error>) -> Result<(), Error> {
@@ -174,6 +179,7 @@ impl ClientLease {
             ready_ns: ready.ready_ns,
         };
         control.cold_imports = started.cold_imports;
+        control.isolation = started.isolation;
         let is_here = self.worker_transport.remote().is_none();
         control.cold_start = if is_here { cold_start } else { cold_start.seen_from_here(heard_ns) };
         Ok(())

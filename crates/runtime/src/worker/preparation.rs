@@ -31,7 +31,9 @@ pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result
     let own = own.saturating_add(inherited_bytes());
     // Swapped memory is counted by its pager. The array's addresses were inherited, too.
     let data = setup.memory_bytes.saturating_sub(copies_bytes).saturating_sub(setup.local_bytes);
-    let data = data.saturating_add(own);
+    // The sandbox may have a limit of its own.
+    let most = rustix::process::getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
+    let data = data.saturating_add(own).min(most);
     let limit = Rlimit { current: Some(data), maximum: Some(data) };
     rustix::process::setrlimit(Resource::Data, limit)
         .map_err(|error| Error::new(Code::System, format!("RLIMIT_DATA: {error}")))

@@ -1,10 +1,11 @@
 //! The process that makes sandboxes. An agent starts it with a folder, paths of the host that sandboxes see beside its
-//! libraries, and a socket as standard input. With `--look FOLDER` it prints how strong sandboxes are here instead.
+//! libraries, and a socket as standard input. With `--weak` first it makes
+//! sandboxes of weak isolation. With `--look FOLDER` it prints how strong sandboxes are here instead.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-use sublet_sandbox::{LOOK, spawner};
+use sublet_sandbox::{LOOK, Walls, spawner};
 
 fn main() -> ExitCode {
     if let Some(status) = spawner::trial() {
@@ -13,9 +14,8 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.as_slice() {
         [look, folder] if look == LOOK => spawner::look(folder.as_ref()),
-        [folder, shown @ ..] => {
-            spawner::run(folder.as_ref(), &shown.iter().map(Into::into).collect::<Vec<_>>())
-        }
+        [weak, folder, shown @ ..] if weak == spawner::WEAK => run(folder, shown, Walls::Weak),
+        [folder, shown @ ..] => run(folder, shown, Walls::Full),
         _ => {
             eprintln!(
                 "sublet-spawner is started by an agent, with a folder and a socket as its standard input"
@@ -24,4 +24,8 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn run(folder: &OsStr, shown: &[OsString], walls: Walls) {
+    spawner::run(folder.as_ref(), &shown.iter().map(Into::into).collect::<Vec<_>>(), walls);
 }

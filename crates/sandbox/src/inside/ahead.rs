@@ -25,7 +25,7 @@ use super::{
     Blank, CreationPlan, CreationStep, SandboxOrder, SandboxReport, await_start, become_sandbox, give_up,
     make_ready, plan,
 };
-use super::{privileges, restrict};
+use super::{privileges, restrict, weak};
 use crate::system;
 
 /// A process that waits to become the program.
@@ -117,6 +117,9 @@ impl Ahead {
 
     fn become_inhabitant(&self, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
         rustix::process::chdir("/").map_err(|errno| (CreationStep::Root, errno.into()))?;
+        if let Some(walls) = &plan.weak {
+            return weak::restrict(plan, walls);
+        }
         privileges::become_user(&self.blank).map_err(|error| (CreationStep::Identity, error))?;
         restrict(&self.blank, plan)
     }

@@ -5,14 +5,16 @@
 //! always. So with any runtime, which may put its own processes anywhere, everything ends with the sandbox's first
 //! process.
 
+mod apptainer;
 mod config;
+mod shown;
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::chown;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, mount};
@@ -25,6 +27,7 @@ use super::mounts::{attach, copy};
 use super::plan::FolderMount;
 use super::root::{attach_folder, make_place};
 use crate::{FolderAccess, LENT_FOLDERS, USER};
+use shown::ContainerMount;
 
 /// Folder of the bundle, in mounts of this sandbox only. The runtime can reach it with any user of this machine, which
 /// is not so for the agent's folder.
@@ -47,6 +50,8 @@ const IDLE: [MountPoint; 4] = [
 ];
 /// Options of the sandbox's own mounts.
 const OWN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+/// Options of gVisor's runsc: it is root only in the sandbox's namespace, and its kernel runs on every machine, without a network.
+const GVISOR: [&CStr; 4] = [c"--rootless", c"--platform=ptrace", c"--network=none", c"--ignore-cgroups"];
 /// Folders in which runtimes look for programs that they need.
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -61,11 +66,15 @@ pub(super) fn enter(plan: &mut CreationPlan) -> io::Result<()> {
     prepare(BUNDLE, plan, image)?;
     chown(UPPER, Some(USER), Some(USER))?;
     let shown = attach_shown(plan)?;
-    fs::write("config.json", config::of(plan, image, &shown)?)?;
-    fs::create_dir(NOTES)?;
-    mount("tmpfs", NOTES, "tmpfs", OWN, Some(c"size=1m,mode=700"))?;
-    plan.args = command(&runtime);
-    plan.env = vec![PATH.to_owned()];
+    (plan.args, plan.env) = if apptainer::is_it(&runtime) {
+        let words = apptainer::command(&runtime, plan, image, &shown)?;
+        (words, apptainer::environment(plan, PATH)?)
+    } else {
+        fs::write("config.json", config::of(plan, image, &shown)?)?;
+        fs::create_dir(NOTES)?;
+        mount("tmpfs", NOTES, "tmpfs", OWN, Some(c"size=1m,mode=700"))?;
+        (command(&runtime), vec![PATH.to_owned()])
+    };
     plan.program = runtime;
     Ok(())
 }
@@ -78,15 +87,6 @@ fn mount_own_view() -> io::Result<()> {
         Err(rustix::io::Errno::NOENT) => Ok(()),
         mounted => Ok(mounted?),
     }
-}
-
-/// A part of what a container is shown.
-pub(super) struct ContainerMount {
-    /// Path in the container.
-    pub(super) place: PathBuf,
-    /// Path from which the runtime binds it.
-    pub(super) source: PathBuf,
-    pub(super) access: FolderAccess,
 }
 
 /// Puts what the sandbox is shown where the runtime can bind it from.
@@ -119,6 +119,7 @@ fn command(runtime: &CStr) -> Vec<CString> {
     match name.as_bytes() {
         name if name.starts_with(b"crun") => words.push(c"--cgroup-manager=disabled"),
         name if name.starts_with(b"runc") => words.push(c"--rootless=true"),
+        name if name.starts_with(b"runsc") => words.extend(GVISOR),
         _ => {}
     }
     // The container is then this sandbox's first process's to wait for, and has its control socket as it is.
@@ -126,8 +127,11 @@ fn command(runtime: &CStr) -> Vec<CString> {
     words.into_iter().map(CStr::to_owned).collect()
 }
 
-/// The container's process, once the runtime has made it and has ended.
-pub(super) fn container(runtime: Pid) -> io::Result<Pid> {
+/// The container's process, once the runtime has made it and has ended, or has become it.
+pub(super) fn container(plan: &CreationPlan, runtime: Pid) -> io::Result<Pid> {
+    if apptainer::is_it(&plan.program) {
+        return Ok(runtime);
+    }
     let ended = retry_on_intr(|| waitpid(Some(runtime), WaitOptions::empty()))?;
     let status = ended.and_then(|(_, status)| status.exit_status());
     if status != Some(0) {

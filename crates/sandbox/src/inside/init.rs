@@ -12,10 +12,11 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
 use super::output::{OutputTarget, ProgramOutput};
-use super::{Blank, CreationPlan, CreationStep, NOT_EXECUTED, SandboxReport, delegate};
+use super::{Blank, CreationPlan, CreationStep, NOT_EXECUTED, SandboxReport, delegate, weak};
 use crate::system;
 
 pub(super) fn run(mut plan: CreationPlan, blank: &Blank) -> ! {
+    plan.first = Some(rustix::process::getpid());
     let link = blank.link.as_fd();
     let target = plan.output.take();
     match start(&plan, target, blank) {
@@ -103,7 +104,7 @@ fn start(
     };
     let mut output = ProgramOutput::new(pipe, target, plan.id);
     if plan.is_delegated() {
-        let made = delegate::container(started.program);
+        let made = delegate::container(plan, started.program);
         // If there is no container, the runtime's output has the reason.
         while output.pass_on() {}
         started.program = made.map_err(|error| (CreationStep::Runtime, error))?;
@@ -120,6 +121,9 @@ fn become_program(
 ) -> Result<std::convert::Infallible, (CreationStep, io::Error)> {
     if !plan.is_delegated() {
         SandboxReport::Started.send(link.as_fd()).map_err(|error| (CreationStep::Fork, error))?;
+    }
+    if let Some(walls) = &plan.weak {
+        weak::restrict(plan, walls)?;
     }
     prepare_program(plan, output)?;
     Err((CreationStep::Exec, system::exec(&plan.program, &plan.args, &plan.env)))
@@ -144,6 +148,10 @@ fn limit(plan: &CreationPlan) -> Result<(), Errno> {
     let at_most = |most| Rlimit { current: Some(most), maximum: Some(most) };
     for resource in [Resource::Core, Resource::Rtprio, Resource::Nice, Resource::Msgqueue] {
         setrlimit(resource, at_most(0))?;
+    }
+    if let Some(walls) = &plan.weak {
+        // The kernel counts the processes of all sandboxes together: they have one user in one namespace.
+        return weak::limit(walls);
     }
     plan.processes.map_or(Ok(()), |processes| setrlimit(Resource::Nproc, at_most(processes.into())))
 }

@@ -55,6 +55,34 @@ fn apply(
     Ok(())
 }
 
+/// Files and folders of every process that a sandbox of weak isolation sees, with the rights to them.
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// Restricts this process to reading these paths of the host, its own folder of `/proc`, and harmless devices.
+pub(super) fn restrict_weakly(
+    network: NetworkAccess,
+    readable: &[PathBuf],
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let files = AccessFs::from_all(NEWEST);
+    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(files)?;
+    if network == NetworkAccess::None {
+        ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
+    }
+    let mut ruleset = ruleset.scope(Scope::from_all(NEWEST))?.create()?;
+    let devices = AccessFs::ReadFile | AccessFs::WriteFile;
+    let own = [PathBuf::from("/proc/self")];
+    let read = readable.iter().chain(&own).map(|path| (path.as_path(), AccessFs::from_read(NEWEST)));
+    let devices = DEVICES.iter().map(|path| (Path::new(path), devices));
+    for (path, access) in read.chain(devices) {
+        // A path that does not exist needs no rule.
+        let Ok(open) = PathFd::new(path) else { continue };
+        let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
+        ruleset = ruleset.add_rule(PathBeneath::new(open, access))?;
+    }
+    ruleset.restrict_self()?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -1,16 +1,19 @@
 //! Tells a process that was made ahead of time what it becomes.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use sublet_proto::v1::{PlannedFolder, SandboxPlan};
+use rustix::process::Pid;
+use sublet_proto::v1::{PlannedFolder, SandboxPlan, WeakPlan};
 
 use super::{MountPoint, OutputTarget, PROGRAM};
 use crate::{Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
 
+/// Variable by which a copy of a Python finds its environment, which has no place of its own.
+const ENVIRONMENT_VARIABLE: &str = "SUBLET_ENVIRONMENT";
 /// Codes of a plan for the destination of output.
 const LOG: u32 = 1;
 const COMMON: u32 = 2;
@@ -39,6 +42,18 @@ pub(crate) struct CreationPlan {
     pub(super) scratch_bytes: u64,
     pub(super) shared_bytes: u64,
     pub(super) processes: Option<u32>,
+    /// The first process, in a process that it has forked and that has to know it.
+    pub(super) first: Option<Pid>,
+    /// Rules of weak isolation, which has no mounts.
+    pub(super) weak: Option<WeakWalls>,
+}
+
+/// Rules for a process that sees the host's files at their own paths.
+pub(crate) struct WeakWalls {
+    /// Paths of the host that the process may read, with all beneath them.
+    pub(super) readable: Vec<PathBuf>,
+    /// Largest private memory of the process, in bytes.
+    pub(super) memory_bytes: Option<u64>,
 }
 
 /// A folder that is lent to the sandbox.
@@ -106,7 +121,25 @@ impl CreationPlan {
             scratch_bytes: spec.limits.scratch_bytes,
             shared_bytes: spec.limits.shared_bytes(),
             processes: spec.limits.processes,
+            first: None,
+            weak: None,
         })
+    }
+
+    /// Makes the plan of a sandbox of weak isolation, which may read these paths.
+    pub(crate) fn weak(id: SandboxId, spec: Spec, readable: &[PathBuf]) -> io::Result<CreationPlan> {
+        let memory_bytes = spec.limits.memory_bytes;
+        let program = CString::new(spec.program.path().as_os_str().as_bytes())?;
+        let environment = match &spec.kind {
+            IsolationKind::Template(template) => template.environment.clone(),
+            _ => None,
+        };
+        let mut spec = spec;
+        let own = environment.map(|folder| (OsString::from(ENVIRONMENT_VARIABLE), folder.into_os_string()));
+        spec.env.extend(own);
+        let plan = CreationPlan::new(id, spec, Vec::new(), (Vec::new(), Vec::new()), &[])?;
+        let weak = Some(WeakWalls { readable: readable.to_vec(), memory_bytes });
+        Ok(CreationPlan { program, weak, ..plan })
     }
 
     /// The program, its arguments with its name first, and its environment. All descriptors are closed.
@@ -152,6 +185,10 @@ impl CreationPlan {
                 .collect(),
             devices: wire::encode_devices(self.devices),
             id: self.id,
+            weak: self.weak.as_ref().map(|weak| WeakPlan {
+                readable: weak.readable.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect(),
+                memory_bytes: weak.memory_bytes.unwrap_or(0),
+            }),
             output: match &self.output {
                 None => 0,
                 Some(OutputTarget::Log(_)) => LOG,
@@ -222,5 +259,10 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
         scratch_bytes: message.scratch_bytes,
         shared_bytes: message.shared_bytes,
         processes: Some(message.processes).filter(|&processes| processes > 0),
+        first: None,
+        weak: message.weak.map(|weak| WeakWalls {
+            readable: weak.readable.into_iter().map(|path| OsString::from_vec(path).into()).collect(),
+            memory_bytes: Some(weak.memory_bytes).filter(|&bytes| bytes > 0),
+        }),
     })
 }

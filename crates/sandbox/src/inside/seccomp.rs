@@ -302,6 +302,134 @@ impl Filters {
     }
 }
 
+/// Restricts the only process of a sandbox of weak isolation, for ever. The process shares its user and its namespaces with
+/// others, so that it may name only itself, and can start no other process.
+pub(super) fn filter_weakly(network: NetworkAccess, devices: Devices) -> io::Result<()> {
+    let own = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+    let rules = weak_rules(network, devices, own, system::landlock_abi());
+    system::filter_calls(&program::compile(&rules, libc::EPERM))
+}
+
+/// Calls that start processes, or that name processes or users: those of others have no namespace around them.
+const OF_OTHERS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+    libc::SYS_tkill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_sched_setparam,
+    libc::SYS_setpriority,
+];
+/// Calls whose first argument is the process that they concern; 0 is the caller.
+const OF_A_PROCESS: &[i64] = &[
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_setpgid,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_prlimit64,
+];
+/// Calls that change or watch files by their paths, or without the right to write. Landlock does not see all of them, and the
+/// agent's files belong to the user of the process.
+const OF_FILES: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_utimensat,
+    libc::SYS_truncate,
+    libc::SYS_inotify_add_watch,
+];
+/// Calls of [`OF_A_PROCESS`] for which 0 is not the caller alone, but its group of processes.
+const OF_A_GROUP: &[i64] = &[libc::SYS_kill];
+/// Flags with which C libraries start threads: glibc, musl.
+const THREADS: [u32; 2] = [0x003d_0f00, 0x007d_0f00];
+/// Operations on the process itself. The one that survives the first process is not among them.
+const OWN_OPERATIONS: [libc::c_int; 11] = [
+    libc::PR_GET_PDEATHSIG,
+    libc::PR_GET_DUMPABLE,
+    libc::PR_SET_DUMPABLE,
+    libc::PR_SET_NAME,
+    libc::PR_GET_NAME,
+    libc::PR_GET_SECCOMP,
+    libc::PR_CAPBSET_READ,
+    libc::PR_SET_NO_NEW_PRIVS,
+    libc::PR_GET_NO_NEW_PRIVS,
+    libc::PR_SET_THP_DISABLE,
+    libc::PR_SET_VMA,
+];
+/// Operations on descriptors, but for those that send signals to others.
+const OWN_DESCRIPTORS: [libc::c_int; 14] = [
+    libc::F_DUPFD,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_GETLK,
+    libc::F_SETLK,
+    libc::F_SETLKW,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_SETPIPE_SZ,
+    libc::F_GETPIPE_SZ,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+    libc::F_OFD_SETLK,
+];
+/// Version of Landlock's interface from which on Landlock restricts truncation (Linux 6.2).
+const TRUNCATING: u32 = 3;
+const TRUNCATE: u32 = libc::O_TRUNC.cast_unsigned();
+/// Types of pairs of sockets that lead nowhere else: one of datagrams could send to any address.
+const PAIRS: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
+
+fn weak_rules(network: NetworkAccess, devices: Devices, own: u32, landlock_abi: u32) -> Rules {
+    let equal = |argument, values: &[u32]| {
+        CallVerdict::AllowIf(values.iter().map(|&value| Test::Equal { argument, value }).collect())
+    };
+    let named = |numbers: &[libc::c_int]| -> Vec<u32> {
+        numbers.iter().map(|number| number.cast_unsigned()).collect()
+    };
+    let flags = [0, libc::SOCK_CLOEXEC, libc::SOCK_NONBLOCK, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK];
+    let pairs: Vec<_> = PAIRS.iter().flat_map(|kind| flags.map(|flag| kind | flag)).collect();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "calls are numbered from 0, and a filter sees 32 bits of the number"
+    )]
+    let number = |call: i64| call as u32;
+    let mut rules = rules(network, devices);
+    OF_OTHERS.iter().chain(OF_FILES).for_each(|&call| drop(rules.remove(&number(call))));
+    for call in OF_A_PROCESS {
+        let values = if OF_A_GROUP.contains(call) { vec![own] } else { vec![0, own] };
+        rules.insert(number(*call), equal(0, &values));
+    }
+    rules.insert(number(libc::SYS_clone), equal(0, &THREADS));
+    rules.insert(number(libc::SYS_prctl), equal(0, &named(&OWN_OPERATIONS)));
+    rules.insert(number(libc::SYS_fcntl), equal(1, &named(&OWN_DESCRIPTORS)));
+    rules.insert(number(libc::SYS_socketpair), equal(1, &named(&pairs)));
+    if landlock_abi < TRUNCATING {
+        // A file that may be read could be opened and truncated.
+        let whole = |argument| CallVerdict::AllowIf(vec![Test::Without { argument, bits: TRUNCATE }]);
+        rules.insert(number(libc::SYS_openat), whole(2));
+        #[cfg(target_arch = "x86_64")]
+        rules.insert(number(libc::SYS_open), whole(1));
+        #[cfg(target_arch = "x86_64")]
+        rules.remove(&number(libc::SYS_creat));
+        // A filter cannot see its flags.
+        rules.insert(number(libc::SYS_openat2), CallVerdict::Fail(libc::ENOSYS));
+    }
+    rules
+}
+
 fn rules(network: NetworkAccess, devices: Devices) -> Rules {
     let allowed = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&call| (call, CallVerdict::Allow));
     let tested = [
@@ -456,5 +584,34 @@ mod tests {
             assert!(!asking.contains(&asked(libc::TIOCSTI)));
             assert_eq!((asking.len(), asking.contains(&asked(0xaa00))), (count, devices == Devices::Faults));
         }
+    }
+
+    #[test]
+    fn weak_isolation_names_only_the_process_itself() {
+        const OWN: u32 = 77;
+        let rules = weak_rules(NetworkAccess::None, Devices::None, OWN, TRUNCATING);
+        let verdict = |call: i64| rules.get(&u32::try_from(call).unwrap()).cloned();
+        let equal = |values: &[u32]| {
+            let test = |&value: &u32| Test::Equal { argument: 0, value };
+            Some(CallVerdict::AllowIf(values.iter().map(test).collect()))
+        };
+        assert_eq!(verdict(libc::SYS_kill), equal(&[OWN]));
+        assert_eq!(verdict(libc::SYS_prlimit64), equal(&[0, OWN]));
+        assert_eq!(verdict(libc::SYS_clone), equal(&THREADS));
+        for call in OF_OTHERS.iter().chain(OF_FILES) {
+            assert_eq!(verdict(*call), None, "call {call}");
+        }
+        assert_eq!(verdict(libc::SYS_openat), Some(CallVerdict::Allow));
+    }
+
+    #[test]
+    fn opens_without_truncation_where_landlock_does_not_see_it() {
+        let rules = weak_rules(NetworkAccess::None, Devices::None, 77, TRUNCATING - 1);
+        let verdict = |call: i64| rules.get(&u32::try_from(call).unwrap()).cloned();
+        let without = |argument| Some(CallVerdict::AllowIf(vec![Test::Without { argument, bits: TRUNCATE }]));
+        assert_eq!(verdict(libc::SYS_openat), without(2));
+        assert_eq!(verdict(libc::SYS_openat2), Some(CallVerdict::Fail(libc::ENOSYS)));
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!((verdict(libc::SYS_open), verdict(libc::SYS_creat)), (without(1), None));
     }
 }

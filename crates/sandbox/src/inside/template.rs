@@ -19,8 +19,9 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::{NOT_EXECUTED, mount_points, privileges, root};
-use crate::{Template, system};
+use super::{NOT_EXECUTED, mount_points, privileges, root, weak};
+use crate::language::ADAPTER;
+use crate::{Language, Template, system};
 
 /// Resources from which a template is made.
 pub(crate) struct Seed<'seed> {
@@ -29,13 +30,18 @@ pub(crate) struct Seed<'seed> {
     pub(crate) socket: OwnedFd,
     /// Memory file for its output, the end of which the spawner reads if it fails.
     pub(crate) output: OwnedFd,
-    /// Detached mount of the adapter.
-    pub(crate) adapter: OwnedFd,
-    /// Detached mount of the environment whose modules it imports, if any.
-    pub(crate) environment: Option<OwnedFd>,
+    /// Mounts of a template with a root of its own; none with weak isolation.
+    pub(crate) mounts: Option<TemplateMounts>,
     /// User of the template, if not the spawner's user; only such a template can leave the groups of the spawner's
     /// user.
     pub(crate) user: Option<u32>,
+}
+
+/// Detached mounts that only one template has.
+pub(crate) struct TemplateMounts {
+    pub(crate) adapter: OwnedFd,
+    /// Environment whose modules the template imports, if any.
+    pub(crate) environment: Option<OwnedFd>,
 }
 
 /// Becomes the interpreter.
@@ -50,22 +56,39 @@ fn become_interpreter(seed: &Seed<'_>) -> io::Result<std::convert::Infallible> {
     rustix::stdio::dup2_stdin(&seed.socket)?;
     rustix::stdio::dup2_stdout(&seed.output)?;
     rustix::stdio::dup2_stderr(&seed.output)?;
-    let mut kept = vec![0, 1, 2, seed.adapter.as_raw_fd()];
-    kept.extend(seed.environment.iter().map(AsRawFd::as_raw_fd));
-    system::keep_only(&mut kept)?;
-    root::enter_template()?;
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(&seed.adapter, "", CWD, mount_points::PROGRAM, flags)?;
-    if let Some(environment) = &seed.environment {
-        move_mount(environment, "", CWD, mount_points::MountPoint::ENVIRONMENT.0, flags)?;
+    let mut kept = vec![0, 1, 2];
+    if let Some(mounts) = &seed.mounts {
+        kept.push(mounts.adapter.as_raw_fd());
+        kept.extend(mounts.environment.iter().map(AsRawFd::as_raw_fd));
     }
-    become_user(seed.user)?;
-    privileges::drop_capabilities()?;
+    system::keep_only(&mut kept)?;
+    let adapter = match &seed.mounts {
+        Some(mounts) => {
+            enter_root(mounts)?;
+            become_user(seed.user)?;
+            privileges::drop_capabilities()?;
+            OsStr::from_bytes(mount_points::PROGRAM.to_bytes())
+        }
+        None => {
+            weak::drop_own_capabilities()?;
+            seed.template.adapter.as_os_str()
+        }
+    };
     super::die_with_spawner()?;
     system::close_on_exec()?;
-    let [program, args, environment] = command(seed.template)?;
+    let [program, args, environment] = command(seed.template, adapter)?;
     let program = program.first().ok_or(io::ErrorKind::InvalidInput)?;
     Err(system::exec(program, &args, &environment))
+}
+
+fn enter_root(TemplateMounts { adapter, environment }: &TemplateMounts) -> io::Result<()> {
+    root::enter_template()?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(adapter, "", CWD, mount_points::PROGRAM, flags)?;
+    if let Some(environment) = environment {
+        move_mount(environment, "", CWD, mount_points::MountPoint::ENVIRONMENT.0, flags)?;
+    }
+    Ok(())
 }
 
 fn become_user(user: Option<u32>) -> io::Result<()> {
@@ -82,7 +105,7 @@ fn become_user(user: Option<u32>) -> io::Result<()> {
 const SEARCH_PATH: &[u8] = b"SUBLET_SEARCH_PATH=";
 
 /// Returns the program to execute, its arguments, and its environment.
-fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
+fn command(template: &Template, adapter: &OsStr) -> io::Result<[Vec<CString>; 3]> {
     let text = |word: &OsStr| CString::new(word.as_bytes());
     let program = text(template.interpreter.as_os_str())?;
     let fixed = template.language.arguments(template.environment.is_some()).iter().map(OsStr::new);
@@ -91,6 +114,14 @@ fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
     let args = std::iter::once(Ok(program.clone())).chain(args).collect::<Result<_, _>>()?;
     let environment = template.language.environment().iter().map(|&variable| CString::new(variable));
     let mut environment = environment.collect::<Result<Vec<_>, _>>()?;
+    let of_adapter = |variable: &str| CString::new([variable.as_bytes(), b"=", adapter.as_bytes()].concat());
+    environment.push(of_adapter(ADAPTER)?);
+    // The dynamic loader separates paths by these.
+    let can_preload = !adapter.as_bytes().iter().any(|byte| b" :".contains(byte));
+    if template.language == Language::Python && can_preload {
+        // A Python allocates by its adapter, as every worker does that may swap.
+        environment.push(of_adapter("LD_PRELOAD")?);
+    }
     if !template.search_path.is_empty() {
         let paths: Vec<_> = template.search_path.iter().map(|path| path.as_os_str().as_bytes()).collect();
         environment.push(CString::new([SEARCH_PATH, &paths.join(&b':')].concat())?);

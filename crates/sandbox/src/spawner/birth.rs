@@ -13,10 +13,13 @@ use super::cgroups::Cgroup;
 use super::link::link;
 use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
-use super::{SpawnMeans, Workshop, root};
+use super::weak::WeakRoot;
+use super::{SandboxRoot, SpawnMeans, Workshop, root};
 use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
-use crate::{FolderAccess, IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
+use crate::{
+    FolderAccess, IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, Template, USER, Walls,
+};
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
@@ -28,16 +31,17 @@ pub(super) fn blank(
     let leaves_groups = means.users.leave_groups();
     let filters = means.filters.clone();
     let user = if is_root { 0 } else { USER };
+    let walls = means.walls();
     bring_forth(means, is_root, |link, begin_in| {
-        fork(Blank { link, user, leaves_groups, filters, kept: Vec::new() }, network, begin_in)
+        fork(&Blank { link, user, leaves_groups, filters, kept: Vec::new(), walls }, network, begin_in)
     })
 }
 
 /// Has a template make one. An error leaves it open whether the template is still there.
 pub(super) fn copy(means: &mut SpawnMeans, template: &mut TemplateProcess) -> Result<Sandbox, SandboxError> {
-    let leaves_groups = means.users.leave_groups();
+    let (leaves_groups, walls) = (means.users.leave_groups(), means.walls());
     bring_forth(means, false, |link, _| {
-        let (pid, pidfd) = template.fork(&link, leaves_groups)?;
+        let (pid, pidfd) = template.fork(&link, leaves_groups, walls)?;
         Ok(Born { pid, pidfd, is_in_group: false })
     })
 }
@@ -61,8 +65,8 @@ fn bring_forth(
     let users = if is_root { means.users.take_with_root() } else { means.users.take() };
     let users = users.map_err(failed("finding a sandbox a user"))?;
     let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
-    let Born { pid, pidfd, is_in_group } = fork(theirs, begin_in).map_err(failed("forking a sandbox"))?;
-    let sandbox = Sandbox::new(pid, pidfd, link, cgroup, users);
+    let Born { pid, pidfd, is_in_group } = fork(theirs, begin_in).map_err(not_forked)?;
+    let sandbox = Sandbox::new(pid, pidfd, (link, means.walls()), cgroup, users);
     let group = sandbox.cgroup().filter(|_| !is_in_group);
     match tell_who_it_is(means, pid, &sandbox, group) {
         Ok(()) => Ok(sandbox),
@@ -73,11 +77,15 @@ fn bring_forth(
 
 /// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
 pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sandbox, SandboxError> {
+    if let SandboxRoot::Weak(_) = workshop.means.root {
+        return begin_weak(workshop, id, spec);
+    }
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let program = spec.program.path();
+    let own = workshop.means.root.own()?;
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
-    let mut mounts = root::mounts_of(&spec, &mut workshop.means.opened).map_err(named)?;
-    let view = workshop.means.views.of(&spec.limits.distinct_cores(), spec.limits.shown());
+    let mut mounts = root::mounts_of(&spec, &mut own.opened).map_err(named)?;
+    let view = own.views.of(&spec.limits.distinct_cores(), spec.limits.shown());
     let view = view.and_then(|view| root::show_view(&mut mounts, &view).map(|()| view));
     let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;
@@ -96,13 +104,53 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
         .map_err(failed("giving a sandbox its part of a lent folder (its file system has to map owners)"))?;
     sandbox.keep(view);
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan = CreationPlan::new(id, spec, mounts, (layers, folders), &workshop.means.kept)
+    let kept = &workshop.means.root.own()?.kept;
+    let plan = CreationPlan::new(id, spec, mounts, (layers, folders), kept)
         .map_err(failed("reading a specification"))?;
-    let told = plan.send(sandbox.link());
-    told.map_err(|error| {
-        reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox what to become")(error))
-    })?;
-    Ok(sandbox)
+    tell(plan, sandbox)
+}
+
+/// Has a process that waits for it become a sandbox of weak isolation, which is not complete before [`await_made`].
+fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sandbox, SandboxError> {
+    let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
+    let SandboxRoot::Weak(root) = &workshop.means.root else {
+        return Err(failed("isolating weakly")(io::ErrorKind::Unsupported.into()));
+    };
+    WeakRoot::check(&spec)?;
+    let readable = root.readable(&spec);
+    let mut sandbox = match &spec.kind {
+        IsolationKind::Template(template) => {
+            // A template has no walls here, so it imports no module that a tenant has named.
+            let bare = Template { imports: Vec::new(), ..template.clone() };
+            workshop.templates.take(&mut workshop.means, &bare)?
+        }
+        _ => workshop.take(spec.network, false)?,
+    };
+    sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
+    let plan = CreationPlan::weak(id, spec, &readable).map_err(failed("reading a specification"))?;
+    tell(plan, sandbox)
+}
+
+/// Tells a process what it becomes.
+fn tell(plan: CreationPlan, sandbox: Sandbox) -> Result<Sandbox, SandboxError> {
+    match plan.send(sandbox.link()) {
+        Ok(()) => Ok(sandbox),
+        Err(error) => Err(reported(&sandbox)
+            .unwrap_or_else(|| SandboxError::system("telling a sandbox what to become", error))),
+    }
+}
+
+/// The error of a first process that cannot be forked. The kernel's own word for a machine without user namespaces means
+/// a full disk elsewhere.
+fn not_forked(error: io::Error) -> SandboxError {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC) => {
+            let what =
+                "forking a sandbox into namespaces of its own (a limit of /proc/sys/user is 0 or reached)";
+            SandboxError::system(what, error)
+        }
+        _ => SandboxError::system("forking a sandbox", error),
+    }
 }
 
 /// Waits until it is complete but for its program.
@@ -148,19 +196,27 @@ fn expect(link: BorrowedFd<'_>, expected: SandboxReport) -> Result<i32, SandboxE
 }
 
 /// The new process never comes back from here.
-fn fork(blank: Blank, network: NetworkAccess, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Born> {
-    let own_network = match network {
-        NetworkAccess::None => libc::CLONE_NEWNET,
-        NetworkAccess::Host => 0,
+fn fork(blank: &Blank, network: NetworkAccess, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Born> {
+    let flags = match (blank.walls, network) {
+        (Walls::Weak, _) => 0,
+        (Walls::Full, NetworkAccess::None) => NAMESPACES | libc::CLONE_NEWNET,
+        (Walls::Full, NetworkAccess::Host) => NAMESPACES,
     };
-    match clone(Clone { flags: NAMESPACES | own_network, cgroup, is_sibling: false })? {
-        Fork::Child => inside::run(&blank),
-        Fork::Parent(pid, pidfd) => Ok(Born { pid, pidfd, is_in_group: cgroup.is_some() }),
+    match clone(Clone { flags, cgroup, is_sibling: false }) {
+        Ok(Fork::Child) => inside::run(blank),
+        Ok(Fork::Parent(pid, pidfd)) => Ok(Born { pid, pidfd, is_in_group: cgroup.is_some() }),
+        // Where only the older call is there, the process enters its group afterwards.
+        Err(error) if cgroup.is_some() && error.raw_os_error() == Some(libc::ENOSYS) => {
+            fork(blank, network, None)
+        }
+        Err(error) => Err(error),
     }
 }
 
 fn tell_who_it_is(means: &SpawnMeans, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
-    means.users.map(pid, sandbox.users())?;
+    if means.walls() == Walls::Full {
+        means.users.map(pid, sandbox.users())?;
+    }
     if let Some(group) = group {
         group.adopt(pid)?;
     }

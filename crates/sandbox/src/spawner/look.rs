@@ -12,7 +12,7 @@ use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
 use crate::{
     Devices, IsolationKind, NetworkAccess, ProgramEnd, SandboxError, SandboxLimits, SandboxProgram, Spec,
-    system,
+    Walls, system,
 };
 
 /// Argument with which the program reports, in the sandbox that is made for it, that it runs there.
@@ -44,9 +44,12 @@ pub(super) fn inside() -> i32 {
 /// All walls of sandboxes that this process makes.
 pub(super) fn findings(folder: &Path) -> Vec<Finding> {
     let is_privileged = users::is_privileged();
-    let workshop = match Workshop::open(folder, &[]) {
+    let workshop = match Workshop::open(folder, &[], Walls::Full) {
         Ok(workshop) => workshop,
-        Err(error) => return vec![Finding::new("sandboxes", Strength::Missing, none(&error))],
+        Err(error) => {
+            let none = Finding::new("sandboxes", Strength::Missing, none(&error));
+            return vec![none, landlock(system::landlock_abi())];
+        }
     };
     let mut findings = vec![user(is_privileged, &workshop), landlock(system::landlock_abi())];
     findings.extend(cgroups(workshop.means.cgroups.describe()));

@@ -32,7 +32,7 @@ use crate::{
 pub(super) const TEMPLATE_MEMORY_BYTES: u64 = 4 << 30;
 /// Folders and files of hosts with shared libraries, the choice among several libraries, and the dynamic loader's list
 /// of them.
-const LIBRARIES: [&str; 8] = [
+pub(super) const LIBRARIES: [&str; 8] = [
     "lib",
     "lib64",
     "usr/lib",
@@ -43,11 +43,12 @@ const LIBRARIES: [&str; 8] = [
     "etc/ld.so.conf",
 ];
 /// Folders of time zones where C libraries and languages look for them.
-const ZONES: [&str; 4] = ["usr/share/zoneinfo", "usr/lib/zoneinfo", "usr/share/lib/zoneinfo", "etc/zoneinfo"];
+pub(super) const ZONES: [&str; 4] =
+    ["usr/share/zoneinfo", "usr/lib/zoneinfo", "usr/share/lib/zoneinfo", "etc/zoneinfo"];
 /// The host's own time zone: a link to a file of [`ZONES`], or a copy of one.
-const LOCAL_ZONE: &str = "etc/localtime";
+pub(super) const LOCAL_ZONE: &str = "etc/localtime";
 /// Name of the host's time zone, on hosts that have this file.
-const LOCAL_ZONE_NAME: &str = "etc/timezone";
+pub(super) const LOCAL_ZONE_NAME: &str = "etc/timezone";
 /// Name of folders of modules in Node.js.
 const NODE_MODULES: &str = "node_modules";
 /// The devices that a sandbox has.

@@ -19,7 +19,7 @@ use super::users::User;
 use super::view::ResourceView;
 use crate::inside::SandboxReport;
 use crate::system::map_owners;
-use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus};
+use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus, Walls};
 
 /// Maximum time to wait for the end of a killed process.
 const LONGEST_END: Duration = Duration::from_secs(10);
@@ -35,6 +35,7 @@ pub(super) struct Sandbox {
     pid: Pid,
     pidfd: OwnedFd,
     link: OwnedFd,
+    walls: Walls,
     memory_bytes: Option<u64>,
     phase: SandboxPhase,
     cold_imports: Option<ColdImports>,
@@ -61,12 +62,23 @@ impl Sandbox {
     pub(super) fn new(
         pid: Pid,
         pidfd: OwnedFd,
-        link: OwnedFd,
+        (link, walls): (OwnedFd, Walls),
         cgroup: Option<Cgroup>,
         users: Vec<User>,
     ) -> Sandbox {
         let phase = SandboxPhase::Created;
-        Sandbox { pid, pidfd, link, memory_bytes: None, phase, cold_imports: None, cgroup, users, view: None }
+        Sandbox {
+            pid,
+            pidfd,
+            link,
+            walls,
+            memory_bytes: None,
+            phase,
+            cold_imports: None,
+            cgroup,
+            users,
+            view: None,
+        }
     }
 
     pub(super) fn cgroup(&self) -> Option<&Cgroup> {
@@ -152,6 +164,8 @@ impl Sandbox {
 
     pub(super) fn kill(&mut self, signal: Signal) -> Result<(), SandboxError> {
         let target = match &self.phase {
+            // The first process ends nothing but the program, and reports its end.
+            SandboxPhase::Running { program: Some(program), .. } if self.walls == Walls::Weak => program,
             SandboxPhase::Created | SandboxPhase::Running { .. } if signal == Signal::KILL => &self.pidfd,
             SandboxPhase::Running { program: Some(program), .. } => program,
             _ => return Ok(()),

@@ -16,10 +16,10 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{SpawnMeans, link, root};
-use crate::inside::template::{Seed, run};
+use super::{SandboxRoot, SpawnMeans, link, root};
+use crate::inside::template::{Seed, TemplateMounts, run};
 use crate::system::{Clone, Fork, clone};
-use crate::{SandboxLimits, Template, wire};
+use crate::{SandboxLimits, Template, Walls, wire};
 
 /// Length of the end of its output that is reported, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
@@ -52,18 +52,25 @@ impl TemplateProcess {
     /// Starts a template, without waiting for it.
     pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
         let (socket, theirs) = link::link()?;
-        let adapter = root::adapter(&template.adapter, &mut means.opened)?;
-        // One without modules of its own is the same for all environments.
-        let has_own = |environment: &&PathBuf| !environment.as_os_str().is_empty();
-        let environment = template.environment.as_ref().filter(has_own);
-        let environment = environment.map(|folder| root::shown_environment(folder)).transpose()?;
+        let mounts = match &mut means.root {
+            SandboxRoot::Own(own) => {
+                let adapter = root::adapter(&template.adapter, &mut own.opened)?;
+                // One without modules of its own is the same for all environments.
+                let has_own = |environment: &&PathBuf| !environment.as_os_str().is_empty();
+                let environment = template.environment.as_ref().filter(has_own);
+                let environment = environment.map(|folder| root::shown_environment(folder)).transpose()?;
+                Some(TemplateMounts { adapter, environment })
+            }
+            SandboxRoot::Weak(_) => None,
+        };
+        let namespaces = if mounts.is_some() { NAMESPACES } else { 0 };
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
         let printed = Some(output.try_clone()?);
         let cgroup = means.cgroups.make();
         let users = means.users.take()?;
         let user = users.first().map(User::number);
-        let (pid, pidfd) = match clone(Clone { flags: NAMESPACES, cgroup: None, is_sibling: false })? {
-            Fork::Child => run(Seed { template, socket: theirs, output, adapter, environment, user }),
+        let (pid, pidfd) = match clone(Clone { flags: namespaces, cgroup: None, is_sibling: false })? {
+            Fork::Child => run(Seed { template, socket: theirs, output, mounts, user }),
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
         let (state, refusal) = (State::Starting, None);
@@ -131,11 +138,17 @@ impl TemplateProcess {
     }
 
     /// Makes a copy of it that is the first process of a sandbox, with this connection.
-    pub(super) fn fork(&mut self, link: &OwnedFd, leaves_groups: bool) -> io::Result<(Pid, OwnedFd)> {
+    pub(super) fn fork(
+        &mut self,
+        link: &OwnedFd,
+        leaves_groups: bool,
+        walls: Walls,
+    ) -> io::Result<(Pid, OwnedFd)> {
         let State::Ready(forks) = self.state else { return Err(io::ErrorKind::NotConnected.into()) };
         let number = forks.wrapping_add(1).max(1);
         self.state = State::Ready(number);
-        wire::send(self.socket.as_fd(), &TemplateFork { number, leaves_groups }, &[link.as_fd()])?;
+        let order = TemplateFork { number, leaves_groups, weak: walls == Walls::Weak };
+        wire::send(self.socket.as_fd(), &order, &[link.as_fd()])?;
         loop {
             let answer = wire::receive::<TemplateState>(self.socket.as_fd())?;
             let (answer, mut fds) = answer.ok_or(io::ErrorKind::BrokenPipe)?;

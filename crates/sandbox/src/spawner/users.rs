@@ -76,6 +76,12 @@ impl UserRange {
         Ok(UserRange { first: may_map.then_some(first), taken: Rc::default(), own, leave_groups })
     }
 
+    /// Users of sandboxes that all run as the spawner's own user, in its namespace.
+    pub(super) fn own() -> UserRange {
+        let own = (getuid().as_raw(), getgid().as_raw());
+        UserRange { first: None, taken: Rc::default(), own, leave_groups: false }
+    }
+
     /// Whether sandboxes can leave the groups of the spawner's user: not if it had to enter a namespace by itself.
     pub(super) fn leave_groups(&self) -> bool {
         self.leave_groups

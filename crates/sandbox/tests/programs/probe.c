@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -133,6 +134,25 @@ static void reconnect(int port) {
     tell("sendto fast open", sendto(own, "x", 1, MSG_FASTOPEN, (void *)&there, sizeof there));
     tell("sendmsg fast open", sendmsg(own, &message, MSG_FASTOPEN));
     tell("sendmmsg fast open", sendmmsg(own, &(struct mmsghdr){.msg_hdr = message}, 1, MSG_FASTOPEN));
+}
+
+// Tries to change and watch a file that it may not open, and one that it may read.
+static void touch(const char *path, const char *readable) {
+    int fd = open(readable, O_RDONLY);
+    tell("open a readable file", fd < 0 ? 0 : (errno = EPERM, -1));
+    tell("fchmod", fchmod(fd, 0644));
+    tell("futimens", futimens(fd, NULL));
+    tell("chmod", chmod(path, 0777));
+    tell("fchmodat", fchmodat(AT_FDCWD, path, 0777, 0));
+    tell("utimensat", utimensat(AT_FDCWD, path, NULL, 0));
+    tell("utimes", utimes(path, NULL));
+    tell("truncate", truncate(path, 0));
+    tell("chown", chown(path, getuid(), getgid()));
+    tell("setxattr", syscall(SYS_setxattr, path, "user.x", "x", 1, 0));
+    tell("link", link(path, "/tmp/link"));
+    tell("rename", rename(path, "/tmp/renamed"));
+    tell("unlink", unlink(path));
+    tell("inotify", inotify_add_watch(inotify_init1(0), path, IN_ALL_EVENTS));
 }
 
 static int leave(void *unused) {
@@ -467,6 +487,7 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "share")) share();
     if (!strcmp(act, "fill")) { fill("/dev/shm/fill", "/dev/shm"); return 0; }
     if (!strcmp(act, "reconnect")) reconnect(number);
+    if (!strcmp(act, "touch")) touch(word, words[3]);
     if (!strcmp(act, "namespaces")) namespaces();
     if (!strcmp(act, "mounts")) mounts();
     if (!strcmp(act, "calls")) calls();

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use sublet_sandbox::{
     Devices, Finding, Interpreter, IsolationKind, Language, NetworkAccess, NewSandbox, ProgramEnd, RootImage,
-    SandboxLimits, SandboxProgram, SandboxState, Sandboxes, Signal, Spec, Strength, Template, USER,
+    SandboxLimits, SandboxProgram, SandboxState, Sandboxes, Signal, Spec, Strength, Template, USER, Walls,
     strengths,
 };
 use tempfile::TempDir;
@@ -84,13 +84,27 @@ impl SandboxFixture {
         SandboxFixture::made_by(sort, spawner, &shown)
     }
 
+    /// Starts a spawner whose sandboxes have weak isolation.
+    pub fn weak(sort: Sort) -> SandboxFixture {
+        let mut shown = Vec::new();
+        if sort == Sort::Template {
+            shown.extend_from_slice(&python().shown);
+            shown.push(library().to_owned());
+        }
+        SandboxFixture::walled(sort, Path::new(SPAWNER), &shown, Walls::Weak)
+    }
+
     fn made_by(sort: Sort, spawner: &Path, shown: &[PathBuf]) -> SandboxFixture {
+        SandboxFixture::walled(sort, spawner, shown, Walls::Full)
+    }
+
+    fn walled(sort: Sort, spawner: &Path, shown: &[PathBuf], walls: Walls) -> SandboxFixture {
         let folder = tempfile::tempdir().unwrap();
         // The mode of an agent's folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
-        let sandboxes = Sandboxes::open(spawner, &root, shown).unwrap();
+        let sandboxes = Sandboxes::open(spawner, &root, shown, walls).unwrap();
         SandboxFixture { sort, sandboxes, folder }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::ContainerMount;
+use super::shown::ContainerMount;
 use crate::inside::CreationPlan;
 use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
