@@ -8,7 +8,7 @@ use sublet_fabric::connection::Connection;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
 use sublet_proto::needs::check_variables;
 use sublet_proto::package::{check_path, is_digest};
-use sublet_proto::v1::{Attach, Lease, Needs, NodeDescription, Program, Ticket, Variable, WorkerOptions};
+use sublet_proto::v1::{Attach, Lease, Needs, Program, Ticket, Variable, WorkerOptions};
 use sublet_proto::{Code, Error, version};
 use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
