@@ -55,6 +55,7 @@ use tracing::warn;
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
 use crate::execution::folders::LentFolders;
+use crate::execution::image_pythons::ImagePythons;
 use crate::execution::images::Images;
 use crate::execution::kernels::KernelPackages;
 use crate::execution::logs::Logs;
@@ -268,6 +269,9 @@ fn node(
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
     let packages =
         Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
+    let container_runtime = options.container_runtime.as_deref().map(find_runtime).transpose()?;
+    let image_pythons =
+        Arc::new(ImagePythons::new(&spawner, sandboxes.clone(), images.clone(), container_runtime.clone()));
     let folders = LentFolders::open(&options.folders, &state.path)?;
     let description = NodeDescription {
         name: options.name.clone(),
@@ -280,7 +284,7 @@ fn node(
         host: own_host()?,
         network: listener_state.as_ref().map(|listener_state| listener_state.described.clone()),
         devices: kernels.offered(),
-        runtimes: sandboxes.runtimes.offered(),
+        runtimes: [sandboxes.runtimes.offered(), image_pythons.offered()].concat(),
         pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
         rack: options.rack.clone(),
         pu: options.pu.clone(),
@@ -301,12 +305,13 @@ fn node(
     let execution = ExecutionMeans {
         programs: Programs::beside(worker),
         sandboxes,
-        container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
+        container_runtime,
         lends_network: options.lend_network,
         folders,
         packages,
         kernels: Arc::new(kernels),
         images,
+        image_pythons,
         cache,
         logs: Arc::new(Logs::open(&state.path)?),
     };
