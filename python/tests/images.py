@@ -50,17 +50,16 @@ class Registry:
         self.close()
         raise AssertionError("the registry does not start")
 
-    def push(self, name, files, variables=()):
-        """Uploads an image of one layer, the bytes of a tar, and returns the image's name."""
-        layer = gzip.compress(files, 1)
+    def push(self, name, layers, variables=(), architecture=ARCHITECTURES[os.uname().machine]):
+        """Uploads an image of these layers, the bytes of tars, and returns the image's name."""
         config = {
-            "architecture": ARCHITECTURES[os.uname().machine],
+            "architecture": architecture,
             "os": "linux",
             "config": {"Env": list(variables)},
-            "rootfs": {"type": "layers", "diff_ids": [_digest(files)]},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
         }
-        config = json.dumps(config).encode()
-        described = [self._blob(name, f"{TYPES}.config.v1+json", config), self._blob(name, f"{TYPES}.layer.v1.tar+gzip", layer)]
+        described = [self._blob(name, f"{TYPES}.config.v1+json", json.dumps(config).encode())]
+        described += [self._blob(name, f"{TYPES}.layer.v1.tar+gzip", gzip.compress(layer, 1)) for layer in layers]
         manifest = {"schemaVersion": 2, "mediaType": f"{TYPES}.manifest.v1+json", "config": described[0], "layers": described[1:]}
         self._request("PUT", f"/v2/{name}/manifests/1", json.dumps(manifest).encode(), manifest["mediaType"])
         return f"localhost:{self.port}/{name}:1"
@@ -117,19 +116,27 @@ def python(distributions=(), modules=()):
     return packed.getvalue(), str(program.parent)
 
 
+def program(path):
+    """Packs a program of this machine with its libraries, as a tar."""
+    files = {path: Path(path).read_bytes()}
+    files.update((library, Path(library).read_bytes()) for library in _libraries(path))
+    return tar_of(files)
+
+
 def tar_of(files):
-    """Packs files by their text, as a tar."""
+    """Packs files by their content, as a tar."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, text in files.items():
-            _add(tar, name, text)
+        for name, content in files.items():
+            _add(tar, name, content)
     return packed.getvalue()
 
 
-def _add(tar, name, text):
+def _add(tar, name, content):
+    content = content.encode() if isinstance(content, str) else content
     file = tarfile.TarInfo(name)
-    file.size = len(text)
-    tar.addfile(file, io.BytesIO(text.encode()))
+    file.size, file.mode = len(content), 0o755
+    tar.addfile(file, io.BytesIO(content))
 
 
 def _files(folder, all_of_it=False):
