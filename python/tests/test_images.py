@@ -119,6 +119,15 @@ def test_an_image_without_a_usable_python_is_refused(near, registry, name):
         assert caught.value.code == "invalid_package"
 
 
+def test_a_python_without_its_modules_is_refused(near, registry, packed):
+    tar, variables = packed
+    gone = str(Path(sysconfig.get_path("stdlib")) / ".wh.encodings")
+    broken = registry.push("broken", [tar, images.tar_of({gone: ""})], variables)
+    with pytest.raises(sublet.Error, match="its python3 does not work: it exited with status 1, .*encodings") as caught:
+        near.lease(image=broken, wait=60)
+    assert caught.value.code == "invalid_package"
+
+
 def test_an_image_for_other_machines_is_refused(near, registry):
     other = registry.push("machines", [images.tar_of({"etc/issue": "x"})], architecture="s390x")
     with pytest.raises(sublet.Error, match="linux/s390x") as caught:
@@ -171,6 +180,9 @@ def test_a_package_runs_in_its_image(near, image, tmp_path):
 def test_an_oci_runtime_starts_the_python_of_an_image(registry, image):
     if os.getuid() != 0:
         pytest.skip("handing a container to an OCI runtime needs root")
+    empty = registry.push("empty", [images.tar_of({"etc/issue": "x"})], ["PATH=/bin"])
     with sublet.local(memory="4GiB", registries=f"localhost:{registry.port}", container_runtime="crun") as client:
         with client.lease(image=image, wait=60) as lease:
             assert lease.call(functions.of_image, "HUE")[:2] == ("of the image", "red")
+        with pytest.raises(sublet.Error, match=r"the Python of the image localhost:\d+/empty:1@sha256:\w+ cannot be started: .*python3"):
+            client.lease(image=empty, wait=60)

@@ -26,8 +26,8 @@ use sublet_proto::text::printable_line;
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Devices, IsolationKind, Language, NetworkAccess, ProgramEnd, RootImage, SCRATCH, SandboxError,
-    SandboxLimits, SandboxProgram, Signal, Spec,
+    Devices, IsolationKind, Language, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH,
+    SandboxError, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
 use tracing::info;
 
@@ -61,6 +61,10 @@ const PROCESSES: u32 = 64;
 const MAX_OUTPUT_BYTES: usize = 16 << 10;
 /// Characters of an interpreter's output in a message.
 const MAX_TOLD_CHARS: usize = 400;
+/// Lines at the end of its output that are part of a message.
+const LAST_LINES: usize = 4;
+/// Begin of the line with which an interpreter reports that it cannot start.
+const FATAL: &str = "Fatal Python error";
 /// Images whose Python is remembered; all are forgotten when there are more.
 const MAX_KNOWN: usize = 1024;
 
@@ -185,7 +189,9 @@ impl ImagePythons {
         let begun = Instant::now();
         let gone = || Error::new(Code::System, "a Python in an image is asked without an image");
         let held = self.images.hold(build)?.ok_or_else(gone)?;
-        let (output, end) = self.run(&held)?;
+        let (output, end) = self.run(&held).map_err(|Error { code, message }| {
+            Error::new(code, format!("the Python of the image {} cannot be started: {message}", build.image))
+        })?;
         let found = match end {
             Ok(end) => PythonReport::find(&output).ok_or_else(|| no_report(end, &output)),
             Err(fault) => Err(fault),
@@ -229,28 +235,47 @@ impl ImagePythons {
             },
         };
         let launched = sandboxes.launch(vec![spec]).pop();
-        let sandbox =
-            match launched.ok_or_else(|| Error::new(Code::Internal, "a sandbox verb gave no answer"))? {
-                Ok(sandbox) => sandbox,
-                Err(error) => {
-                    let fault = not_executed(&error, &path.unwrap_or_default()).ok_or(error)?;
-                    return Ok((String::new(), Err(fault)));
-                }
-            };
-        let [has_ended] = wait_readable([Some(sandbox.ended.as_fd())], Some(Instant::now() + PATIENCE))?;
-        if !has_ended {
-            let _ = sandboxes.kill(&[sandbox.id], Signal::KILL);
-            wait_readable([Some(sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END))?;
-        }
-        let state = sandboxes.state(&[sandbox.id]).pop();
-        let _ = sandboxes.delete(&[sandbox.id]);
-        if !has_ended {
-            let message = format!("its Python did not report its version within {} s", PATIENCE.as_secs());
-            return Ok((String::new(), Err(message)));
-        }
-        let end = state.and_then(Result::ok).and_then(|state| state.exit);
-        let end = end.ok_or_else(|| Error::new(Code::System, "the end of an image's Python is not known"))?;
+        let launched = launched.ok_or_else(|| Error::new(Code::Internal, "a sandbox verb gave no answer"))?;
+        let asked = match launched {
+            Ok(sandbox) => AskedPython { sandboxes, sandbox },
+            Err(error) => {
+                return match not_executed(&error, &path.unwrap_or_default()) {
+                    Some(fault) => Ok((String::new(), Err(fault))),
+                    // An OCI runtime may have printed why.
+                    None => Err(with_words(error.into(), &read_output(&log)?)),
+                };
+            }
+        };
+        let end = asked.end()?;
         Ok((read_output(&log)?, Ok(end)))
+    }
+}
+
+/// An interpreter that reports what it is. It is killed when this is dropped.
+struct AskedPython {
+    sandboxes: Arc<Sandboxes>,
+    sandbox: NewSandbox,
+}
+
+impl AskedPython {
+    /// Waits for its end.
+    fn end(&self) -> Result<ProgramEnd, Error> {
+        let [has_ended] = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + PATIENCE))?;
+        if !has_ended {
+            let message = format!("it did not report its version within {} s", PATIENCE.as_secs());
+            return Err(Error::new(Code::System, message));
+        }
+        let state = self.sandboxes.state(&[self.sandbox.id]).pop().and_then(Result::ok);
+        state.and_then(|state| state.exit).ok_or_else(|| Error::new(Code::System, "its end is not known"))
+    }
+}
+
+impl Drop for AskedPython {
+    fn drop(&mut self) {
+        // If the process survives, the spawner still has it and ends it with the agent.
+        let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
+        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let _ = self.sandboxes.delete(&[self.sandbox.id]);
     }
 }
 
@@ -297,12 +322,24 @@ fn not_executed(error: &SandboxError, path: &str) -> Option<String> {
 
 /// Why an interpreter has not reported what it is.
 fn no_report(end: ProgramEnd, output: &str) -> String {
-    let lines: Vec<_> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let why = match lines.as_slice() {
-        [] => "it printed nothing".to_owned(),
-        lines => told(&lines.join(" / ")),
-    };
+    let why = last_words(output).unwrap_or_else(|| "it printed nothing".to_owned());
     format!("its {PROGRAM} does not work: it {end}, {why}")
+}
+
+/// The end of an output that says why a program ended, as a part of a message.
+fn last_words(output: &str) -> Option<String> {
+    let lines: Vec<_> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // Before a fatal error an interpreter prints its whole configuration, and errors of Python end with their reason.
+    let fatal = lines.iter().position(|line| line.starts_with(FATAL));
+    let begin = fatal.unwrap_or_else(|| lines.len().saturating_sub(LAST_LINES));
+    Some(told(&lines[begin..].join(" / "))).filter(|words| !words.is_empty())
+}
+
+fn with_words(error: Error, output: &str) -> Error {
+    match last_words(output) {
+        Some(words) => Error::new(error.code, format!("{}: {words}", error.message)),
+        None => error,
+    }
 }
 
 /// Text of an image as a part of a message.
@@ -427,6 +464,11 @@ mod tests {
             fault,
             "its python3 does not work: it exited with status 1, Fatal Python error / \\x1b[1mno encodings"
         );
+        let numbered: Vec<_> = (0..9).map(|number| number.to_string()).collect();
+        let fault = no_report(ProgramEnd::Status(1), &numbered.join("\n"));
+        assert!(fault.ends_with("status 1, 5 / 6 / 7 / 8"), "{fault}");
+        let fault = no_report(ProgramEnd::Status(1), "prefix\nFatal Python error: x\n1\n2\n3\n4\n5\n");
+        assert!(fault.ends_with("status 1, Fatal Python error: x / 1 / 2 / 3 / 4 / 5"), "{fault}");
         assert!(no_report(ProgramEnd::Signal(11), "").ends_with("killed by SIGSEGV, it printed nothing"));
         assert!(no_report(ProgramEnd::Status(1), &"x".repeat(5000)).len() < 600);
     }
