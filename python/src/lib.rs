@@ -13,6 +13,7 @@ mod component;
 mod environment;
 mod error;
 mod fork_cell;
+mod image;
 mod invoker;
 mod message;
 mod pool;
@@ -34,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fork_cell::forked, module)?)?;
     module.add_function(wrap_pyfunction!(environment::make_environment, module)?)?;
     module.add_function(wrap_pyfunction!(environment::find_environment, module)?)?;
+    module.add_function(wrap_pyfunction!(image::pin_image, module)?)?;
     module.add_function(wrap_pyfunction!(invoker::is_path, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::allocate, module)?)

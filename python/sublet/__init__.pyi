@@ -109,6 +109,7 @@ class _ExecutorOptions(_MoreOptions, total=False):
     path: _Path | Iterable[_Path] | None
     environment: Environment | str | Mapping[str, str] | None
     requirements: Iterable[str] | _Path | None
+    image: str | None
     env: Mapping[str, str] | None
     secrets: Iterable[str] | Mapping[str, str] | None
     folders: Iterable[str] | None
@@ -157,6 +158,7 @@ class Client:
         path: _Path | Iterable[_Path] | None = None,
         environment: Environment | str | Mapping[str, str] | None = None,
         requirements: Iterable[str] | _Path | None = None,
+        image: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Iterable[str] | Mapping[str, str] | None = None,
         folders: Iterable[str] | None = None,

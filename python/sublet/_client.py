@@ -67,6 +67,7 @@ class Client:
         path=None,
         environment=None,
         requirements=None,
+        image=None,
         env=None,
         secrets=None,
         folders=None,
@@ -99,6 +100,8 @@ class Client:
                 taken for `env`.
             requirements: Distributions that the functions import, as `["numpy>=2"]`, or the path of a requirements or lock file: short for
                 `environment=Environment(requirements)`.
+            image: OCI image in which the functions run, by the image's own Python, as `"ghcr.io/user/app:1"`. That has to be of this
+                interpreter's version. A tag is resolved once in this process.
             env: Environment variables for the functions, as a dict of texts. They take precedence over those of the package.
             secrets: Names of secrets of this tenant that the functions get as environment variables of the same names, as `["DB_KEY"]`; or
                 a dict of variables and names of secrets. `sublet secret set` stores a secret.
@@ -121,6 +124,8 @@ class Client:
         """
         _process.check()
         environment, variables = _environment.chosen(environment, requirements)
+        if image is not None and environment is not None:
+            raise _errors.InvalidArgument("a lease has an image or an environment, not both: functions in an image import what the image has")
         functions = Functions(initializer, initargs)
         # Workers on another machine have copies of all shared memory, in the memory of their lease.
         is_shared = package is None or _package.is_path(package) if share_arrays is None else share_arrays
@@ -132,7 +137,9 @@ class Client:
         options.update(_needs({**(variables or {}), **(env or {})}, secrets, folders, temporary))
         if package is None:
             imports = leased = tuple(_package.checked_imports(imports))
-            self._allocate_own(invoker, imports, path, environment, progress, options)
+            self._allocate_own(invoker, imports, path, (environment, image), progress, options)
+        elif image is not None:
+            raise _errors.InvalidArgument("a package names its own image, in its sublet.toml: image")
         elif environment is not None:
             raise _errors.InvalidArgument("a package names its own environment, in its sublet.toml: [python] environment or requirements")
         else:
@@ -146,8 +153,12 @@ class Client:
             raise _errors.InvalidArgument(f"share_arrays=True is only allowed for your own packages, and package {lease.package} is another tenant's")
         return lease
 
-    def _allocate_own(self, invoker, imports, path, environment, progress, options):
-        """Leases cores for functions of this program."""
+    def _allocate_own(self, invoker, imports, path, place, progress, options):
+        """Leases cores for functions of this program, in the place: an environment, an image, or neither."""
+        environment, image = place
+        if image is not None:
+            with _package.deployable(imports, path, image=_environment.pinned(image)) as folder:
+                return _allocate(invoker, folder, options, progress)
         address = None if environment is None else environment._deployed(self._invoker, self._managers, progress)[1]
         # In an environment functions see its modules alone.
         visible = self._visible if environment is None else ()

@@ -1,4 +1,4 @@
-"""Environments: the distributions that functions import on the workers, in place of those of the nodes."""
+"""Environments and images: what functions import on the workers, in place of what the nodes have."""
 
 import os
 import sys
@@ -145,6 +145,22 @@ def of(requirements):
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
         known = _kept[key] = Environment(requirements)
+    return known
+
+
+# Images by the names that this process has used, with their digests.
+_pinned = {}
+
+
+def pinned(image):
+    """The name of an image with its digest, which the registry is asked for once."""
+    if not isinstance(image, str):
+        raise _errors.InvalidArgument(f"image={image!r} is not the name of an image, such as 'debian:12'")
+    known = _pinned.get(image)
+    if known is None:
+        if len(_pinned) >= _MOST_KEPT:
+            _pinned.clear()
+        known = _pinned[image] = _native.pin_image(image)
     return known
 
 

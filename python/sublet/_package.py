@@ -55,11 +55,11 @@ def version():
     return "%d.%d" % sys.version_info[:2]
 
 
-def write(folder, imports, modules, environment=None):
-    """Writes a package whose functions are those of these modules and whatever is sent, in an environment, if one is named."""
+def write(folder, imports, modules, environment=None, image=None):
+    """Writes a package whose functions are those of these modules and whatever is sent, in an environment or image, if one is named."""
     _write_modules(Path(folder), modules)
     (Path(folder) / MAIN).write_text("")
-    _write_manifest(Path(folder), "python", MAIN, imports, (), environment)
+    _write_manifest(Path(folder), "python", MAIN, imports, (), environment, image)
 
 
 def write_components(folder, name, imports, modules, functions):
@@ -159,10 +159,11 @@ def _write_modules(folder, modules):
         shutil.copyfile(file, target)
 
 
-def _write_manifest(folder, name, library, imports, functions, environment=None):
+def _write_manifest(folder, name, library, imports, functions, environment=None, image=None):
     listed = ", ".join(f'"{module}"' for module in imports)
     offered = "".join(f'[[function]]\nname = "{function}"\n\n' for function in functions)
-    head = f'name = "{name}"\nkind = "python"\nlibrary = "{library}"\n\n'
+    inside = "" if image is None else f'image = "{image}"\n'
+    head = f'name = "{name}"\nkind = "python"\nlibrary = "{library}"\n{inside}\n'
     named = "" if environment is None else f'environment = "{environment}"\n'
     (folder / "sublet.toml").write_text(f'{head}{offered}[python]\nversion = "{version()}"\nimports = [{listed}]\n{named}')
 
@@ -175,12 +176,12 @@ def checked_imports(imports):
     return imports
 
 
-def deployable(imports, path, environment=None, visible=()):
+def deployable(imports, path, environment=None, visible=(), image=None):
     """A folder with the package, as a context manager. It has no modules in folders that functions see anyway."""
     imports, modules = checked_imports(imports), _modules.selected(path, visible)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:
-        write(temporary.name, imports, modules, environment)
+        write(temporary.name, imports, modules, environment, image)
     except BaseException:
         temporary.cleanup()
         raise

@@ -3,6 +3,7 @@
 pub(crate) mod background_task;
 pub(crate) mod cache;
 pub(crate) mod folders;
+pub(crate) mod image_pythons;
 pub(crate) mod images;
 pub(crate) mod isolations;
 pub(crate) mod kernels;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 use cache::NodeCache;
 use folders::LentFolders;
+use image_pythons::ImagePythons;
 use images::Images;
 use isolations::Isolations;
 use kernels::KernelPackages;
@@ -42,6 +44,8 @@ pub(crate) struct ExecutionMeans {
     pub(crate) kernels: Arc<KernelPackages>,
     /// Images in which the functions of some packages run.
     pub(crate) images: Arc<Images>,
+    /// The interpreters of these images.
+    pub(crate) image_pythons: Arc<ImagePythons>,
     /// Cache of packages and images within its bound.
     pub(crate) cache: Arc<NodeCache>,
     /// Output of the leases' functions.

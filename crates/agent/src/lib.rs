@@ -57,6 +57,7 @@ use tracing::warn;
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
 use crate::execution::folders::LentFolders;
+use crate::execution::image_pythons::ImagePythons;
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
 use crate::execution::kernels::KernelPackages;
@@ -276,6 +277,8 @@ fn node(
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
     let packages =
         Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
+    let image_pythons =
+        Arc::new(ImagePythons::new(&spawner, sandboxes.clone(), images.clone(), isolations.clone()));
     let folders = LentFolders::open(&options.folders, &state.path)?;
     let description = NodeDescription {
         name: options.name.clone(),
@@ -288,7 +291,7 @@ fn node(
         host: own_host()?,
         network: listener_state.as_ref().map(|listener_state| listener_state.described.clone()),
         devices: kernels.offered(),
-        runtimes: sandboxes.runtimes.offered(),
+        runtimes: [sandboxes.runtimes.offered(), image_pythons.offered()].concat(),
         pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
         rack: options.rack.clone(),
         pu: options.pu.clone(),
@@ -317,6 +320,7 @@ fn node(
         packages,
         kernels: Arc::new(kernels),
         images,
+        image_pythons,
         cache,
         logs: Arc::new(Logs::open(&state.path)?),
     };

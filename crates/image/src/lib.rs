@@ -48,5 +48,5 @@ pub use error::{DocumentPart, EntryProblem, ImageError};
 pub use limits::{ImageLimits, MAX_DOCUMENT_BYTES, MAX_LAYERS};
 pub use manifest::Config;
 pub use reference::Reference;
-pub use registry::{RegistryAccess, RegistryTransport, resolve};
+pub use registry::{RegistryAccess, RegistryTransport, current_digest, resolve};
 pub use store::{Image, ImageStore, InUse, PruneResult, PullProgress};

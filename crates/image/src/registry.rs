@@ -67,6 +67,13 @@ pub fn resolve(reference: &Reference, access: &RegistryAccess) -> Result<Digest,
     }
 }
 
+/// Resolves a name as a user writes it to its current digest, with the user's credentials.
+pub fn current_digest(name: &str) -> Result<Digest, ImageError> {
+    let reference: Reference = name.parse()?;
+    let credentials = Credentials::of_docker(&reference)?;
+    resolve(&reference, &RegistryAccess { credentials, ..RegistryAccess::default() })
+}
+
 /// One repository of one registry.
 pub(crate) struct Registry {
     agent: Agent,

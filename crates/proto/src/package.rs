@@ -66,7 +66,7 @@ pub use manifest::{
 pub use nodejs::{NodejsNeeds, is_nodejs, nodejs_architecture};
 pub use platform::{PlatformMachine, PythonPlatform};
 pub use profile::{MAX_PROFILES, MAX_SPEED, Profile};
-pub use python::{PythonNeeds, is_python, python_architecture};
+pub use python::{IMAGE_PYTHON, PythonNeeds, is_image_python, is_python, python_architecture};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";

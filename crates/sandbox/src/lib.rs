@@ -79,6 +79,8 @@ pub const USER: u32 = 1000;
 pub const FOLDER: &str = "/package";
 /// Path of the folder of an environment, in the sandbox, read-only.
 pub const ENVIRONMENT: &str = "/environment";
+/// Path of the file that an interpreter loads, in the sandbox: see [`SandboxProgram::Loading`].
+pub const LOADED: &str = "/program";
 /// Folder in which a sandbox can write files; a process can write nowhere else.
 pub const SCRATCH: &str = "/tmp";
 /// Folder beneath which a sandbox sees folders that are lent to it.
@@ -181,8 +183,17 @@ pub struct Template {
 pub enum SandboxProgram {
     /// A file of the host, not looked up: the sandbox is shown it.
     Outside(PathBuf),
-    /// A file that it has anyway, as of its folder or its image.
+    /// A file that it has anyway, as of its folder or its image. A name without a slash is looked up in the sandbox, in the
+    /// folders of `PATH` in the program's environment.
     Inside(PathBuf),
+    /// An interpreter that it has anyway, named as [`SandboxProgram::Inside`]. It loads a file of the host by itself, which
+    /// the sandbox is shown as [`LOADED`].
+    Loading {
+        /// The interpreter.
+        program: PathBuf,
+        /// Path of the file on the host.
+        library: PathBuf,
+    },
 }
 
 impl SandboxProgram {
@@ -190,6 +201,15 @@ impl SandboxProgram {
     pub fn path(&self) -> &Path {
         match self {
             SandboxProgram::Outside(path) | SandboxProgram::Inside(path) => path,
+            SandboxProgram::Loading { program, .. } => program,
+        }
+    }
+
+    /// Returns the file of the host that the sandbox is shown where programs are, if there is one.
+    pub(crate) fn shown(&self) -> Option<&Path> {
+        match self {
+            SandboxProgram::Outside(path) | SandboxProgram::Loading { library: path, .. } => Some(path),
+            SandboxProgram::Inside(_) => None,
         }
     }
 }

@@ -118,8 +118,12 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
     let Spec { kind, program, args, env, folder, lent_folders, control, log, network, devices, limits } =
         spec;
-    let program_inside = matches!(program, SandboxProgram::Inside(_));
+    let program_inside = !matches!(program, SandboxProgram::Outside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let library = match &program {
+        SandboxProgram::Loading { library, .. } => bytes(library),
+        SandboxProgram::Outside(_) | SandboxProgram::Inside(_) => Vec::new(),
+    };
     let mut template = None;
     let (kind, RootImage { layers, working_folder }, runtime) = match kind {
         IsolationKind::Process => (PROCESS, RootImage::default(), PathBuf::new()),
@@ -155,6 +159,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         processes: limits.processes.unwrap_or(0),
         scratch_bytes: limits.scratch_bytes,
         program_inside,
+        library,
         layers: layers.iter().map(|layer| bytes(layer)).collect(),
         working_folder: bytes(&working_folder),
         runtime: bytes(&runtime),
@@ -208,10 +213,10 @@ pub(crate) fn decode_spec(
     let program = path(message.program);
     Ok(Spec {
         kind,
-        program: if message.program_inside {
-            SandboxProgram::Inside(program)
-        } else {
-            SandboxProgram::Outside(program)
+        program: match (message.program_inside, message.library) {
+            (false, _) => SandboxProgram::Outside(program),
+            (true, library) if library.is_empty() => SandboxProgram::Inside(program),
+            (true, library) => SandboxProgram::Loading { program, library: path(library) },
         },
         args: message.args.into_iter().map(OsString::from_vec).collect(),
         env: env.collect::<Result<_, _>>()?,

@@ -62,6 +62,11 @@ impl Isolations {
         self.offered.iter().map(|(isolation, _)| isolation.name().to_owned()).collect()
     }
 
+    /// Whether packages with an image can be executed here.
+    pub(crate) fn takes_images(&self) -> bool {
+        self.container_runtime.is_some() || self.offered.iter().any(|(isolation, _)| isolation.has_image())
+    }
+
     /// Walls of this node's sandboxes.
     pub(crate) fn walls(&self) -> Walls {
         match self.is_weak() {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::Metadata;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,16 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{is_interpreter, is_nodejs, is_processor, is_python};
+use sublet_proto::package::{is_image_python, is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
-    Devices, FOLDER, IsolationKind, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH,
+    Devices, FOLDER, IsolationKind, LOADED, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, SCRATCH,
     SandboxError, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
 
+use crate::execution::image_pythons;
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
 use crate::execution::logs::Log;
@@ -86,7 +87,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let (kind, program) = program(node, &runnable)?;
+        let program = program(node, &runnable)?;
         let wanted = held.lease.needs.as_ref().map_or("", |needs| needs.isolation.as_str());
         let isolations = &node.execution.isolations;
         let (isolation, runtime) = isolations.choose(wanted, !runnable.build().image.is_empty())?;
@@ -112,11 +113,11 @@ impl WorkerProcess {
         let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
-        let spec_of = spec((kind, program), held, &runnable, inside);
+        let spec_of = spec(program, held, &runnable, inside);
         let mut spec = Spec { log: Some(log.file()?), lent_folders, ..spec_of };
         spec.limits.scratch_bytes = temporary_bytes(node, held);
         if let Some(held) = &image {
-            contain(&mut spec, runtime, &held.image);
+            contain(&mut spec, runtime, &held.image, runnable.build());
         }
         let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
@@ -257,7 +258,7 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
 
 /// The sandbox in which a lease's workers run.
 fn spec(
-    (kind, program): (IsolationKind, PathBuf),
+    WorkerProgram { kind, program, args }: WorkerProgram,
     held: &AttachedLease,
     runnable: &Runnable,
     control: PacketSocket,
@@ -281,8 +282,8 @@ fn spec(
     };
     Spec {
         kind,
-        program: SandboxProgram::Outside(program),
-        args: Vec::new(),
+        program,
+        args,
         env,
         folder: Some(package.folder.clone()),
         lent_folders: Vec::new(),
@@ -347,15 +348,27 @@ fn environment() -> Vec<(OsString, OsString)> {
     said.map(|(name, value)| (name.into(), value.into())).into()
 }
 
-/// How its sandbox isolates, and what is executed in it.
-fn program(node: &Node, runnable: &Runnable) -> Result<(IsolationKind, PathBuf), Error> {
+/// How a worker's sandbox isolates, unless it has an image, and what is executed in it.
+struct WorkerProgram {
+    kind: IsolationKind,
+    program: SandboxProgram,
+    args: Vec<OsString>,
+}
+
+fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
+    let of_host =
+        |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
+    if is_image_python(&build.architecture) {
+        let (program, args) = node.execution.image_pythons.worker(build)?;
+        return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
+    }
     if is_interpreter(&build.architecture) {
         let (template, program) =
             node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
-        return Ok((IsolationKind::Template(template), program));
+        return Ok(of_host(IsolationKind::Template(template), program));
     }
-    Ok((IsolationKind::Process, node.execution.programs.of(build)?))
+    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
@@ -368,23 +381,27 @@ fn runtime_bytes(build: &PackageBuild) -> u64 {
 }
 
 /// Has it run in an image.
-fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image) {
-    let folder = &image.config.working_folder;
-    let root = RootImage {
-        layers: image.layers.clone(),
-        working_folder: if folder.is_empty() { "/".into() } else { folder.into() },
-    };
-    spec.kind = match runtime {
-        None => IsolationKind::Container(root),
-        Some(runtime) => IsolationKind::Delegated { runtime: runtime.to_owned(), image: root },
-    };
-    spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
+fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image, build: &PackageBuild) {
+    spec.kind = image_pythons::container(image, runtime);
+    if !is_image_python(&build.architecture) {
+        spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        return;
+    }
+    spec.env = image_pythons::environment(image);
+    if spec.devices == Devices::Faults {
+        // Only memory that the worker's own functions allocate can be swapped.
+        spec.env.retain(|(name, _)| name != "LD_PRELOAD");
+        spec.env.push(("LD_PRELOAD".into(), LOADED.into()));
+    }
 }
 
 /// Adds a possible cause to the error of a sandbox that cannot be made.
 fn explain(error: Error, build: &PackageBuild) -> Error {
     if build.image.is_empty() {
         return error;
+    }
+    if is_image_python(&build.architecture) {
+        return Error::new(error.code, format!("{} (in the image {})", error.message, build.image));
     }
     let message = format!(
         "{} (in the image {}, which has to have the C library for which the worker program was built, glibc)",

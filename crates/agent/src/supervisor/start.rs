@@ -67,7 +67,10 @@ impl Supervisor<'_> {
         let begun =
             self.node.execution.packages.at_hand(package, *build, tenant).and_then(
                 |runnable| match runnable {
-                    Some(runnable) if self.node.execution.kernels.are_at_hand(&runnable) => {
+                    Some(runnable)
+                        if self.node.execution.kernels.are_at_hand(&runnable)
+                            && self.node.execution.image_pythons.are_at_hand(&runnable) =>
+                    {
                         Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
                     }
                     _ => {
@@ -149,8 +152,10 @@ impl Supervisor<'_> {
         let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
         let (kernels, cores) = (self.node.execution.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
+        let image_pythons = self.node.execution.image_pythons.clone();
         let fetch = move || {
             let runnable = packages.ensure(&digest, build, &tenant, &step)?;
+            image_pythons.ensure(runnable.build())?;
             kernels.ensure(&runnable, &cores)?;
             packages.measure(&runnable);
             Ok(runnable)

@@ -15,7 +15,6 @@ use sublet_sandbox::Language;
 
 use super::ConnectionArguments;
 use super::daemon::find_spawner;
-use super::deploy::digest_of_image;
 use super::output::{CommandOutput, table};
 use super::parse::{duration, node_modules, size};
 use sublet_bench::latency::{CalledFunction, Mode};
@@ -489,7 +488,7 @@ fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<()
     let named =
         arguments.image.as_deref().filter(|_| arguments.sandbox == cold_result::SandboxChoice::Container);
     let image = match named {
-        Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
+        Some(name) if !is_pinned(name) => Some(format!("{name}@{}", sublet_image::current_digest(name)?)),
         named => named.map(str::to_owned),
     };
     let warm = template::WarmTemplate {

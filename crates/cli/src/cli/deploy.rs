@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sublet_image::{Credentials, Reference, RegistryAccess, resolve};
+use sublet_image::current_digest;
 use sublet_proto::package::{encode, pin_image, unpinned_image};
 use sublet_proto::v1::Package;
 use sublet_proto::{Code, Error, decode};
@@ -49,6 +49,8 @@ Examples:
 
       [python]                # optional
       requirements = \"requirements.txt\"  # or a lock file: distributions that the functions import
+
+                              with image = \"python:3.12\" the image's own Python executes them
 
   sublet deploy ./texts       functions in JavaScript, with a sublet.toml; package-lock.json names dependencies, which
                               npm installs; a module that cannot be parsed is refused:
@@ -154,17 +156,9 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut package: Package = decode("a package", &encoded)?;
     while let Some(image) = unpinned_image(&package)? {
-        pin_image(&mut package, &digest_of_image(&image)?)?;
+        pin_image(&mut package, &current_digest(&image)?.to_string())?;
     }
     Ok(encode(&package))
-}
-
-/// Fetches the digest of an image's name from its registry.
-pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
-    let reference: Reference = image.parse()?;
-    let access =
-        RegistryAccess { credentials: Credentials::of_docker(&reference)?, ..RegistryAccess::default() };
-    Ok(resolve(&reference, &access)?.to_string())
 }
 
 fn text(deployed: &DeployReport) -> String {

@@ -9,8 +9,9 @@ use super::classes::{Classes, CountedResources};
 use super::ids::ClassKey;
 use super::racks::Spot;
 
-/// Most classes of one node: those of its architecture, of two devices, of a Python, of its platform, and of a Node.js.
-pub(super) const MAX_SEATS: usize = 6;
+/// Most classes of one node: those of its architecture, of two devices, of a Python, of its platform, of images' Pythons,
+/// and of a Node.js.
+pub(super) const MAX_SEATS: usize = 7;
 
 /// A node's position in one class.
 #[derive(Clone, Copy, Debug)]

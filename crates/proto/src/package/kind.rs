@@ -2,7 +2,7 @@
 
 use super::nodejs::{ANY_NODEJS, is_nodejs};
 use super::platform::{ANY_PYTHON, PythonPlatform};
-use super::python::is_python;
+use super::python::{IMAGE_PYTHON, is_image_python, is_python};
 use crate::{Code, Error};
 
 /// Type of a package's library.
@@ -108,7 +108,8 @@ pub fn is_processor_kind(kind: &str) -> bool {
 pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
         PORTABLE => is_processor(node),
-        ANY_PYTHON => is_python(node),
+        _ if is_image_python(architecture) => node == IMAGE_PYTHON,
+        ANY_PYTHON => is_python(node) && !is_image_python(node),
         ANY_NODEJS => is_nodejs(node),
         _ => architecture == node || is_for_platform(architecture, node),
     }

@@ -48,7 +48,7 @@ impl<'data> LibraryFile<'data> {
         }
         image::check_pinned(build.image.as_deref())?;
         python::check_pinned(build)?;
-        if build.image.is_some() && library.kind != PackageKind::Native {
+        if build.image.is_some() && !matches!(library.kind, PackageKind::Native | PackageKind::Python) {
             return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
         }
         Ok(library)

@@ -2,7 +2,8 @@
 //!
 //! Such a build names its kind (`kind = "python"`), the file of its module, and the functions that callers of any
 //! language may call with bytes. Python callers call every function of every module by one more, [`CALL`], with any
-//! arguments. Its architecture is the version of Python: `python3.11`, or `python` for any.
+//! arguments. Its architecture is the version of Python: `python3.11`, or `python` for any. A build with an image is
+//! executed by the Python of the image, and its architecture says so: `python3.11-image`.
 //!
 //! Modules are not examined here: untrusted programs are read by a process with nothing to lose.
 
@@ -18,6 +19,10 @@ use super::{
 };
 use crate::Error;
 
+/// The architecture of nodes that execute functions by the Python of their image.
+pub const IMAGE_PYTHON: &str = "python-image";
+/// End of the architecture of builds that are executed by the Python of their image.
+const OF_IMAGE: &str = "-image";
 /// The function by which Python callers call any other: the last one of each package of Python.
 pub const CALL: &str = "sublet.call";
 /// Most modules that a package has imported ahead.
@@ -51,9 +56,23 @@ pub fn python_architecture(version: &str) -> Option<String> {
 
 /// Tells whether an architecture is that of an interpreter, which nodes have beside their processors.
 pub fn is_python(architecture: &str) -> bool {
+    is_version(without_image(architecture)) || PythonPlatform::parse(architecture).is_some()
+}
+
+/// Tells whether a build of this architecture is executed by the Python of its image.
+pub fn is_image_python(architecture: &str) -> bool {
+    architecture.strip_suffix(OF_IMAGE).is_some_and(is_version)
+}
+
+/// The architecture of a Python of the same version that is not an image's: the name of an interpreter.
+pub fn without_image(architecture: &str) -> &str {
+    architecture.strip_suffix(OF_IMAGE).unwrap_or(architecture)
+}
+
+/// Whether this is `python`, or `python3.11`.
+fn is_version(architecture: &str) -> bool {
     let version = architecture.strip_prefix(ANY_PYTHON);
-    let is_version = |version: &str| version.is_empty() || python_architecture(version).is_some();
-    version.is_some_and(|version| is_version(version) || PythonPlatform::parse(architecture).is_some())
+    version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
 }
 
 /// Describes the library of a build of Python.
@@ -65,6 +84,8 @@ pub(super) fn read(build: &Build) -> Result<LibraryFile<'_>, Error> {
             .filter(|architecture| architecture.strip_prefix(ANY_PYTHON) == Some(version))
             .ok_or_else(|| wrong(format!("says that it needs Python {version:?}, not one as \"3.11\"")))?,
     };
+    let place = if build.image.is_some() { OF_IMAGE } else { "" };
+    let architecture = format!("{architecture}{place}");
     let functions =
         build.functions.iter().map(ManifestFunction::symbol).chain([CALL]).collect::<BTreeSet<_>>();
     Ok(LibraryFile {
@@ -92,7 +113,6 @@ pub(super) fn check_build(build: &Build) -> Result<(), Error> {
     }
     let foreign = [
         (build.network, "network"),
-        (build.image.is_some(), "image"),
         (build.wasm.is_some(), "[wasm]"),
         (build.kernels.is_some(), "[kernels]"),
     ];
@@ -115,6 +135,11 @@ pub(super) fn check_build(build: &Build) -> Result<(), Error> {
 /// Checks what a manifest says of the environment.
 fn check_environment(build: &Build) -> Result<(), Error> {
     let Some(needs) = &build.python else { return Ok(()) };
+    if build.image.is_some() && (needs.requirements.is_some() || needs.environment.is_some()) {
+        return Err(wrong(
+            "names an image and an environment: functions in an image import what the image has".to_owned(),
+        ));
+    }
     if let Some(requirements) = &needs.requirements {
         check_path(requirements)?;
     }
@@ -191,6 +216,11 @@ mod tests {
         assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("python", "python3.11"));
         assert_eq!(build.symbols, ["f", "C.g", CALL]);
         assert_eq!(build.imports, ["numpy", "os.path"]);
+        let image = format!("image='x@sha256:{}'\n", "0".repeat(64));
+        let inside = checked(&format!("{MODULE}{image}[python]\nversion='3.12'")).unwrap();
+        assert_eq!(inside.builds[0].architecture, "python3.12-image");
+        let inside = checked(&format!("{MODULE}{image}")).unwrap();
+        assert_eq!(inside.builds[0].architecture, IMAGE_PYTHON);
         let any = checked("name='p'\nkind='python'\nlibrary='lib/n.py'").unwrap();
         assert_eq!((any.functions.len(), any.builds[0].architecture.as_str()), (1, ANY_PYTHON));
     }
@@ -206,7 +236,8 @@ mod tests {
             ("[[function]]\nname='sublet.call'", "every package"),
             ("[[function]]\nname='f'\nsymbol='f()'", "f()"),
             ("network=true", "network"),
-            ("image='x'", "image"),
+            ("image='x'\n[python]\nenvironment='a'", "an image and an environment"),
+            ("image='x'\n[python]\nrequirements='r.txt'", "an image and an environment"),
             ("wasm={}", "[wasm]"),
             ("[kernels]\n", "kernels"),
         ] {

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use sublet_proto::package::python::{ANY_PYTHON, CALL};
+use sublet_proto::package::python::{ANY_PYTHON, CALL, without_image};
 use sublet_proto::package::{self, is_python};
 use sublet_proto::v1::{Package, PackageBuild};
 use sublet_proto::{Code, Error};
@@ -33,9 +33,12 @@ pub(super) fn check(folder: &Path, package: Package) -> Result<(), Error> {
     Ok(())
 }
 
-/// The package as if its environments were known.
+/// The package as if its environments and images were known.
 fn as_pinned(mut package: Package) -> Result<Vec<u8>, Error> {
     let any = package::digest(b"");
+    while package::unpinned_image(&package)?.is_some() {
+        package::pin_image(&mut package, &any)?;
+    }
     while let Some(unpinned) = package::unpinned_environment(&package)? {
         package::pin_environment(&mut package, &unpinned, &any)?;
     }
@@ -45,9 +48,10 @@ fn as_pinned(mut package: Package) -> Result<Vec<u8>, Error> {
 /// The first fault of a build, unless this machine has no interpreter for it.
 fn find_fault(folder: &Path, build: &PackageBuild) -> Option<String> {
     // `python3.11` is the name of an interpreter, too.
-    let interpreter = if build.architecture == ANY_PYTHON { "python3" } else { &build.architecture };
+    let architecture = without_image(&build.architecture);
+    let interpreter = if architecture == ANY_PYTHON { "python3" } else { architecture };
     let named = std::env::var_os("SUBLET_PYTHON").filter(|path| !path.is_empty());
-    let named = named.filter(|_| build.architecture == ANY_PYTHON);
+    let named = named.filter(|_| architecture == ANY_PYTHON);
     let functions = build.symbols.iter().filter(|symbol| *symbol != CALL);
     let mut python = Command::new(named.as_deref().unwrap_or(interpreter.as_ref()));
     python.args(["-I", "-S", "-c", CHECK]).arg(folder).arg(&build.library).args(functions);

@@ -2,11 +2,13 @@
 //! remaining processes, and reports how the program ended. When the first process ends, the kernel ends all other
 //! processes.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::STDERR_FILENO;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Access, access};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
@@ -126,7 +128,37 @@ fn become_program(
         weak::restrict(plan, walls)?;
     }
     prepare_program(plan, output)?;
-    Err((CreationStep::Exec, system::exec(&plan.program, &plan.args, &plan.env)))
+    Err((CreationStep::Exec, execute(plan)))
+}
+
+/// Becomes the program. Returns only what prevented it: `ENOENT` if there is no such file, and `ELIBACC` if a file is there
+/// and the loader that it names is not.
+fn execute(plan: &CreationPlan) -> io::Error {
+    let mut error = io::Error::from_raw_os_error(libc::ENOENT);
+    for program in candidates(&plan.program, &plan.env) {
+        let found = system::exec(&program, &plan.args, &plan.env);
+        let is_there = access(program.as_c_str(), Access::EXISTS).is_ok();
+        error = match found.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) if !is_there => continue,
+            Some(libc::ENOENT) => io::Error::from_raw_os_error(libc::ELIBACC),
+            _ => found,
+        };
+        // A file that may not be executed is passed over, as shells do.
+        if error.raw_os_error() != Some(libc::EACCES) {
+            break;
+        }
+    }
+    error
+}
+
+/// The paths at which a program may be: its own, or for a name without a slash those in the folders of `PATH`.
+fn candidates(program: &CString, env: &[CString]) -> Vec<CString> {
+    if program.as_bytes().contains(&b'/') {
+        return vec![program.clone()];
+    }
+    let folders = env.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
+    let folders = folders.unwrap_or_default().split(|&byte| byte == b':').filter(|folder| !folder.is_empty());
+    folders.filter_map(|folder| CString::new([folder, b"/", program.as_bytes()].concat()).ok()).collect()
 }
 
 /// Gives a process the program's limits and descriptors.
@@ -174,5 +206,20 @@ fn report(status: WaitStatus) -> SandboxReport {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(status), _) => SandboxReport::Exited(status),
         (None, signal) => SandboxReport::Killed(signal.unwrap_or(libc::SIGKILL)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_looked_up_in_the_folders_of_path() {
+        let text = |text: &str| CString::new(text).unwrap();
+        let env = [text("HOME=/x"), text("PATH=/a::/b/c")];
+        assert_eq!(candidates(&text("p"), &env), [text("/a/p"), text("/b/c/p")]);
+        assert_eq!(candidates(&text("/p"), &env), [text("/p")]);
+        assert_eq!(candidates(&text("d/p"), &env), [text("d/p")]);
+        assert!(candidates(&text("p"), &env[..1]).is_empty());
     }
 }

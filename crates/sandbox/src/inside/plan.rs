@@ -91,7 +91,7 @@ impl CreationPlan {
         let image = folder.map(|working_folder| LayerMounts { layers, working_folder, runtime });
         let program = match &spec.program {
             SandboxProgram::Outside(_) => PROGRAM.to_owned(),
-            SandboxProgram::Inside(path) => text(path)?,
+            SandboxProgram::Inside(path) | SandboxProgram::Loading { program: path, .. } => text(path)?,
         };
         let name = spec.program.path().as_os_str().to_owned();
         let args = std::iter::once(name).chain(spec.args);

@@ -23,8 +23,8 @@ use crate::inside::{
 };
 use crate::system::{self, restrict_mount};
 use crate::{
-    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, SCRATCH, SandboxError, SandboxProgram,
-    Spec, Template, USER,
+    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, SCRATCH, SandboxError, Spec, Template,
+    USER,
 };
 
 /// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
@@ -142,7 +142,7 @@ pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
 /// Returns the mounts of one sandbox.
 pub(super) fn mounts_of(spec: &Spec, opened: &mut OpenedFiles) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     let mut mounts = Vec::new();
-    if let SandboxProgram::Outside(program) = &spec.program {
+    if let Some(program) = spec.program.shown() {
         mounts.push((MountPoint::PROGRAM, detached(&opened.path_of(program)?, libc::MOUNT_ATTR_NODEV)?));
     }
     if let Some(folder) = &spec.folder {

@@ -1,0 +1,244 @@
+//! Functions in Python in OCI images: executed by the image's own interpreter, which is this machine's, packed with its
+//! libraries and pulled by the node from a real registry. Images whose Python cannot execute functions are tested in
+//! python/tests/test_images.py.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../crates/image/tests/making/mod.rs"]
+mod making;
+#[path = "../../crates/image/tests/serving/mod.rs"]
+mod serving;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use making::tar::{FILE, SYMBOLIC_LINK, Tar};
+use making::{Layer, Layout};
+use serving::DebianRegistry;
+use sublet::{Allocation, Code, Invoker};
+use sublet_means::{Means, skip};
+use sublet_tests::assert_fails;
+use sublet_tests::platform::{PlatformProcess, programs};
+
+/// Modules of the standard library that need no place in an image.
+const LEFT_OUT: [&str; 7] =
+    ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
+/// Module that only the image has, among its installed distributions.
+const ONLY_HERE: &str = "value = 'of the image'\n";
+/// Functions of packages in Python.
+const MODULE: &str = "
+import os
+import sys
+
+def only_here(data):
+    import only_here
+    return only_here.value.encode()
+
+def interpreter(data):
+    return ('%d.%d ' % sys.version_info[:2] + sys.executable).encode()
+
+def variable(data):
+    return os.environ.get(bytes(data).decode(), '').encode()
+
+def write(data):
+    with open(bytes(data), 'x') as file:
+        file.write('written')
+    return b'done'
+
+def exists(data):
+    return str(os.path.exists(bytes(data))).encode()
+
+def fork(data):
+    import multiprocessing
+    context = multiprocessing.get_context('fork')
+    process = context.Process(target=os._exit, args=(7,))
+    process.start()
+    process.join()
+    return str(process.exitcode).encode()
+
+def leave(data):
+    os._exit(3)
+";
+const FUNCTIONS: [&str; 7] = ["only_here", "interpreter", "variable", "write", "exists", "fork", "leave"];
+
+/// The interpreter of this machine that images get: not a virtual environment's, and not a link.
+struct PackedPython {
+    version: String,
+    layer: Layer,
+}
+
+/// Packs the interpreter, once for all tests.
+fn packed() -> &'static PackedPython {
+    static PACKED: OnceLock<PackedPython> = OnceLock::new();
+    PACKED.get_or_init(|| {
+        let ask = "import os, sys, sysconfig; print(os.path.realpath(sys.executable), sysconfig.get_path('stdlib'), '%d.%d' % sys.version_info[:2], sep='\\n')";
+        let python = sublet_tests::root().join("target/tools/python/bin/python3");
+        let told = Command::new(python).args(["-I", "-c", ask]).output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        let [program, library, version] = told.lines().collect::<Vec<_>>().try_into().unwrap();
+        let (program, library) = (PathBuf::from(program), PathBuf::from(library));
+        let mut files = BTreeSet::from([program.clone()]);
+        collect(&library, &mut files);
+        let loaded: Vec<_> = files.iter().filter(|path| is_code(path)).cloned().collect();
+        files.extend(loaded.iter().flat_map(|path| libraries(path)));
+        files.extend(libraries(&adapter()));
+        let mut tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
+        let bin = program.to_str().unwrap().as_bytes();
+        tar = tar.entry(SYMBOLIC_LINK, b"bin/python3", bin, 0o777, b"");
+        let installed = library.join("site-packages/only_here.py");
+        tar = tar.file(installed.to_str().unwrap().trim_start_matches('/'), ONLY_HERE.as_bytes());
+        PackedPython { version: version.to_owned(), layer: Layer::gzip(&tar.finish()) }
+    })
+}
+
+fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if LEFT_OUT.contains(&name) || name.starts_with("config-") {
+            continue;
+        }
+        match path.is_dir() {
+            true => collect(&path, files),
+            false => drop(files.insert(path)),
+        }
+    }
+}
+
+fn is_code(path: &Path) -> bool {
+    fs::read(path).unwrap().starts_with(b"\x7fELF")
+}
+
+/// The shared libraries that a program or library needs, where it looks for them.
+fn libraries(path: &Path) -> Vec<PathBuf> {
+    let needed = Command::new("ldd").arg(path).output().unwrap();
+    let needed = String::from_utf8(needed.stdout).unwrap();
+    needed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/') && !word.ends_with(':'))
+        .map(Into::into)
+        .collect()
+}
+
+fn adapter() -> PathBuf {
+    programs().join("libsublet_template_python.so")
+}
+
+fn add(tar: Tar, path: &Path) -> Tar {
+    let mode = fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let inside = path.to_str().unwrap().trim_start_matches('/');
+    tar.entry(FILE, inside.as_bytes(), b"", mode, &fs::read(path).unwrap())
+}
+
+/// A registry, and a folder to work in.
+struct Scene {
+    registry: DebianRegistry,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// Uploads an image, and returns its name.
+    fn push(&self, name: &str, layers: &[Layer]) -> String {
+        let layout = Layout::of(&self.folder.path().join(format!("image-{name}")), layers);
+        self.registry.push(&layout.folder, name, "1");
+        format!("localhost:{}/{name}:1", self.registry.port)
+    }
+
+    fn python(&self) -> String {
+        self.push("python", &[packed().layer.clone()])
+    }
+
+    /// A node that pulls from this registry, and has no Python of its own.
+    fn platform(&self, more: &[&str]) -> PlatformProcess {
+        let bare = self.folder.path().join("bare");
+        fs::create_dir_all(&bare).unwrap();
+        PlatformProcess::start_with(|up| {
+            up.env_remove("SUBLET_PYTHON").env("PATH", format!("{}:/usr/sbin", bare.display()));
+            up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
+        })
+    }
+
+    /// The folder of a package of [`MODULE`] in an image.
+    fn package(&self, name: &str, image: &str, more: &str) -> String {
+        let folder = self.folder.path().join(format!("package-{name}"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("m.py"), MODULE).unwrap();
+        let functions: String =
+            FUNCTIONS.iter().map(|name| format!("[[function]]\nname = \"{name}\"\n")).collect();
+        let manifest = format!(
+            "name = \"{name}\"\nkind = \"python\"\nlibrary = \"m.py\"\nimage = \"{image}\"\n{functions}{more}"
+        );
+        fs::write(folder.join("sublet.toml"), manifest).unwrap();
+        folder.to_str().unwrap().to_owned()
+    }
+}
+
+fn call(client: &Invoker, function: &str, input: &str) -> String {
+    let mut output = [0; 256];
+    let done =
+        client.submit(function, input.as_bytes(), &mut output).and_then(sublet::Invocation::wait).unwrap();
+    String::from_utf8(output[..done.output_bytes].to_vec()).unwrap()
+}
+
+/// Checks that functions are executed by the image's Python, in the image's files, of which each lease has its own.
+fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
+    for _ in 0..2 {
+        let mut client = platform.client_with(&Allocation::new(package).memory_bytes(64 << 20));
+        assert_eq!(call(&client, "only_here", ""), "of the image");
+        assert_eq!(call(&client, "interpreter", ""), format!("{} /bin/python3", packed().version));
+        // `PATH` is the one of the image, which has no `HOME`.
+        assert_eq!(call(&client, "variable", "PATH"), "/bin");
+        assert_eq!(call(&client, "variable", "HOME"), "/tmp");
+        assert_eq!(call(&client, "exists", "/etc/shadow"), "False");
+        assert_eq!(call(&client, "exists", "/new"), "False");
+        assert_eq!(call(&client, "write", "/new"), "done");
+        assert_eq!(call(&client, "exists", "/new"), "True");
+        assert_eq!(call(&client, "fork", ""), "7");
+        client.deallocate().unwrap();
+    }
+}
+
+#[test]
+fn functions_are_executed_by_the_python_of_their_image() {
+    let scene = Scene::new();
+    let platform = scene.platform(&[]);
+    assert_eq!(platform.said["python"], serde_json::Value::Null, "{}", platform.said);
+    let image = scene.python();
+    let version = &packed().version;
+    let more =
+        format!("[python]\nversion = \"{version}\"\nimports = [\"json\"]\n[environment]\nHUE = \"blue\"\n");
+    let deployed = platform.json(&["deploy", &scene.package("app", &image, &more)]);
+    assert_eq!(deployed["builds"][0]["architecture"], format!("python{version}-image"), "{deployed}");
+    let pinned = deployed["builds"][0]["image"].as_str().unwrap();
+    assert!(pinned.starts_with(&format!("{image}@sha256:")), "{pinned}");
+    assert_runs_in_image(&platform, "app");
+    let client = platform.client_with(&Allocation::new("app"));
+    assert_eq!(call(&client, "variable", "HUE"), "blue");
+    let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
+    assert_fails(died, Code::WorkerDied, &["exited with status 3"]);
+    // The next worker starts without the registry.
+    drop(scene);
+    assert_eq!(call(&client, "variable", "HUE"), "blue");
+}
+
+#[test]
+fn an_oci_runtime_starts_the_python_of_an_image() {
+    if !rustix::process::getuid().is_root() {
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
+        return;
+    }
+    let scene = Scene::new();
+    let crun = ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists());
+    let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
+    let image = scene.python();
+    platform.json(&["deploy", &scene.package("app", &image, "")]);
+    assert_runs_in_image(&platform, "app");
+}
