@@ -9,7 +9,7 @@ const FUNCTION_FAILED: u32 = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionError {
     number: u32,
-    message: String,
+    pub(crate) message: String,
 }
 
 impl FunctionError {
