@@ -13,7 +13,9 @@ use sublet_proto::{Code, Error};
 use crate::database::{Database, blocking};
 use crate::folder::ManagerStateFolder;
 use crate::start;
-use crate::store::{self, AuditReport, NatsOptions, NatsStore, SqliteStore, Store, StoreCopy, listed};
+use crate::store::{
+    self, AuditReport, NatsOptions, NatsStore, SqliteStore, Store, StoreCopy, listed, version,
+};
 
 const STORE_FILE: &str = "store.sqlite";
 const JOURNAL_FILE: &str = "store.journal";
@@ -128,7 +130,7 @@ fn write_backup(to: &Path, copy: impl FnOnce() -> Result<StoreCopy, Error>) -> R
 /// # Errors
 /// `store_unreachable` if no server answers.
 pub fn check_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
-    NatsStore::open(servers)?.check()
+    open_nats(servers)?.check()
 }
 
 /// Looks at everything in a store on NATS as [`check_nats`] does, and writes the copies of records that have none.
@@ -136,7 +138,7 @@ pub fn check_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
 /// # Errors
 /// As [`check_nats`], and `store_full` if no space is left.
 pub(crate) fn check_and_copy_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
-    NatsStore::open(servers)?.check_and_copy()
+    open_nats(servers)?.check_and_copy()
 }
 
 /// Puts back the records that a store on NATS has copies of, and drops the others.
@@ -144,7 +146,14 @@ pub(crate) fn check_and_copy_nats(servers: &NatsOptions) -> Result<AuditReport, 
 /// # Errors
 /// As [`check_nats`], and `store_full` if no space is left.
 pub fn repair_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
-    NatsStore::open(servers)?.repair()
+    open_nats(servers)?.repair()
+}
+
+/// Opens a store on NATS whose records this version can read.
+fn open_nats(servers: &NatsOptions) -> Result<NatsStore, Error> {
+    let store = NatsStore::open(servers)?;
+    version::check(&store)?;
+    Ok(store)
 }
 
 /// Puts a backup in the place of the store. The previous store is kept in a folder beside; the path of that is

@@ -94,29 +94,30 @@ impl NatsStore {
     ///
     /// # Errors
     /// `invalid_argument` if the address or the name is not valid, `store_unreachable` if no server answers or it
-    /// refuses, `version_mismatch` if a later version has written the records.
+    /// refuses.
     pub fn open(options: &NatsOptions) -> Result<NatsStore, Error> {
         let names = StreamNames::new(&options.name)?;
         let link = NatsConnection::open(options)?;
         let replicas = options.replicas;
-        let store = NatsStore {
+        Ok(NatsStore {
             link,
             names,
             replicas,
             known: RefCell::default(),
             listing: RefCell::default(),
             reached: RefCell::default(),
-        };
-        version::check(&store)?;
-        Ok(store)
+        })
     }
 
     /// Opens the store as [`NatsStore::open`] does, and notes in a file the last sequence number of each stream.
     ///
     /// # Errors
-    /// `store_damaged` if a stream ends before a message that the file knows of.
+    /// `store_damaged` if a stream ends before a message that the file knows of, `version_mismatch` if a later version has
+    /// written the records.
     pub fn open_noting(options: &NatsOptions, file: &Path) -> Result<NatsStore, Error> {
         let store = NatsStore::open(options)?;
+        // Before anything is changed.
+        version::check(&store)?;
         let unread = store.names.unread_log();
         let mut reached = ReachedSequences::read(file.to_owned())?;
         reached.forget(&unread);

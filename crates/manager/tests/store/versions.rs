@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rusqlite::Connection;
 use sublet_manager::store::{NatsStore, SqliteStore, check, repair};
+use sublet_manager::upkeep::{check_nats, repair_nats};
 use sublet_proto::{Code, Error};
 
 use super::nats::NatsServer;
@@ -94,7 +95,8 @@ fn later_records_on_servers_are_refused() {
     put(&mut store, "manager/records", &2u64.to_le_bytes()).unwrap();
     drop(store);
     let folder = tempfile::tempdir().unwrap();
-    assert_refused(NatsStore::open(&options(&server)), ["format 2", "up to 1"]);
+    assert_refused(check_nats(&options(&server)), ["format 2", "up to 1"]);
+    assert_refused(repair_nats(&options(&server)), ["format 2", "up to 1"]);
     assert_refused(
         NatsStore::open_noting(&options(&server), &folder.path().join("streams")),
         ["format 2", "up to 1"],
