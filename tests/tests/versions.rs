@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use prost::Message;
 use serde_json::Value;
@@ -160,6 +160,19 @@ fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
+/// Runs a command that is to fail, and ends it if it serves.
+fn outcome(command: &Command) -> Output {
+    let mut bounded = Command::new("timeout");
+    bounded.arg(PATIENCE.as_secs().to_string()).arg(command.get_program()).args(command.get_args());
+    for (variable, value) in command.get_envs() {
+        match value {
+            Some(value) => bounded.env(variable, value),
+            None => bounded.env_remove(variable),
+        };
+    }
+    bounded.stdin(Stdio::null()).output().unwrap()
+}
+
 /// Checks that a command has failed with `version_mismatch`, and named these.
 #[track_caller]
 fn assert_mismatch(output: &Output, named: &[&str]) {
@@ -189,8 +202,8 @@ fn store_of_a_later_version_is_refused_and_unchanged() {
             if matches!(arguments, ["manager"]) {
                 command.args(["--listen", ANY_PORT]);
             }
-            let output = command.arg("--state").arg(&state).stdin(Stdio::null()).output().unwrap();
-            assert_mismatch(&output, &[named[0], named[1], name]);
+            command.arg("--state").arg(&state);
+            assert_mismatch(&outcome(&command), &[named[0], named[1], name]);
             assert!(contents(&state) == before, "{arguments:?} changed the files of a later version");
         }
     }
@@ -208,22 +221,9 @@ fn journal_of_a_later_agent_is_refused_and_unchanged() {
     fs::write(&journal, &bytes).unwrap();
     let manager = format!("unix:{}", of_manager.join("manager.sock").display());
     let mut command = sublet();
-    command
-        .args([
-            "agent",
-            "--name",
-            "node",
-            "--cores",
-            "1",
-            "--manager",
-            &manager,
-            "--listen",
-            ANY_PORT,
-            "--state",
-        ])
-        .arg(&of_agent);
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    assert_mismatch(&output, &["leases.journal", "form 2", "form 1"]);
+    command.args(["agent", "--name", "node", "--cores", "1", "--listen", ANY_PORT]);
+    command.args(["--manager", &manager, "--state"]).arg(&of_agent);
+    assert_mismatch(&outcome(&command), &["leases.journal", "form 2", "form 1"]);
     assert!(fs::read(&journal).unwrap() == bytes);
 }
 
