@@ -115,7 +115,8 @@ fn is_module(module: &str) -> bool {
 #[test]
 fn every_limit_names_modules_that_exist() {
     let text = read(Path::new("docs/reference/limits.md"));
-    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    let is_row = |line: &&str| line.starts_with("| ") && !line.starts_with("| what |");
+    let rows: Vec<_> = text.lines().filter(is_row).collect();
     assert!(rows.len() >= 100, "{} rows", rows.len());
     for row in rows {
         let place = row.trim_matches('|').rsplit(" | ").next().unwrap_or_default();
