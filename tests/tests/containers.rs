@@ -242,7 +242,7 @@ fn what_is_no_image_to_run_in_is_named() {
     let empty = scene.package("empty", &scene.name("without:1"));
     platform.json(&["deploy", &empty]);
     let refused = client.allocate(&Allocation::new("empty"));
-    assert_fails(refused, Code::System, &["executing", "No such file", "glibc", "without:1@sha256:"]);
+    assert_fails(refused, Code::System, &["executing", "shared library", "glibc", "without:1@sha256:"]);
     let module = scene.folder.path().join("module");
     fs::create_dir(&module).unwrap();
     fs::copy(sublet_tests::functions::module("portable.c"), module.join("x.wasm")).unwrap();

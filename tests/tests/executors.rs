@@ -145,8 +145,8 @@ fn errors_come_back_with_the_functions_name() {
     refused(caller.ask(63, "echo", &[]), "executor 63 is not started");
     // A call past its deadline continues, and its answer is discarded.
     for _ in 0..9 {
-        refused(caller.ask_within(1, far, "nap", &20u64.to_le_bytes()), "nap: executor");
-        std::thread::sleep(Duration::from_millis(25));
+        refused(caller.ask_within(1, far, "nap", &100u64.to_le_bytes()), "nap: executor");
+        std::thread::sleep(Duration::from_millis(125));
     }
     assert_eq!(caller.square(far, 12), 144);
     // A call that kills its process fails, and so does every later call of that executor.

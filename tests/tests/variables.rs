@@ -369,7 +369,7 @@ fn lent_folders_are_read_only_or_the_tenants_own() {
     other.deallocate().unwrap();
     assert_fails(other.allocate(&both.clone().folder("tapes")), Code::InsufficientResources, &["\"tapes\""]);
     let two = both.clone().cores(2);
-    assert_fails(other.allocate(&two), Code::InsufficientResources, &["2 cores", "lend"]);
+    assert_fails(other.allocate(&two), Code::InsufficientResources, &["2 cores", "offer"]);
     client.allocate(&both).unwrap();
     assert_fails(other.allocate(&both), Code::NoCapacity, &["0 of them free"]);
 }

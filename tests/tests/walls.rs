@@ -153,7 +153,7 @@ const CRATES: &[Rules] = &[
     Rules {
         name: "sublet-python",
         folder: "python",
-        may_import: &["sublet-python-buffers", "sublet"],
+        may_import: &["sublet-proto", "sublet-image", "sublet-python-buffers", "sublet"],
         unsafe_code: Allowed,
     },
 ];

@@ -265,10 +265,12 @@ fn local_time_is_that_of_the_hosts_file() {
 
 /// A spawner that is started under this umask.
 fn under_mask(folder: &Path, mask: &str) -> PathBuf {
-    let path = folder.join(format!("spawner-{mask}"));
+    let (text, path) = (folder.join("text"), folder.join(format!("spawner-{mask}")));
     let spawner = env!("CARGO_BIN_EXE_sublet-spawner");
-    fs::write(&path, format!("#!/bin/sh\numask {mask}\nexec {spawner} \"$@\"\n")).unwrap();
-    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(&text, format!("#!/bin/sh\numask {mask}\nexec {spawner} \"$@\"\n")).unwrap();
+    // A program that this process has written cannot be executed while a child of another test has its descriptor.
+    let copied = std::process::Command::new("install").arg("-m755").args([&text, &path]).status().unwrap();
+    assert!(copied.success());
     path
 }
 

@@ -391,7 +391,7 @@ impl ServiceParts {
                 && !nodes.iter().any(|node| is_one(node))
         };
         let missing = [
-            (is_missing(package::is_python), "Python", "python"),
+            (is_missing(is_nodes_python), "Python", "python"),
             (is_missing(package::is_nodejs), "Node.js", "node"),
         ];
         let missing = missing.into_iter().find(|(is_missing, ..)| *is_missing);
@@ -634,4 +634,9 @@ fn name_of(node: &v1::NodeInfo) -> &str {
 
 fn answer<T>(result: Result<T, Error>) -> Result<Response<T>, Status> {
     result.map(Response::new).map_err(Error::into_status)
+}
+
+/// Whether an architecture is that of a Python which nodes have, not their images.
+fn is_nodes_python(architecture: &str) -> bool {
+    package::is_python(architecture) && !package::is_image_python(architecture)
 }

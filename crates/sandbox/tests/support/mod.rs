@@ -74,7 +74,7 @@ impl SandboxFixture {
         SandboxFixture::made_by(sort, Path::new(SPAWNER), shown)
     }
 
-    /// Opens a house like [`SandboxFixture::open`], with another program as the spawner.
+    /// Starts a spawner like [`SandboxFixture::open`], by another program.
     pub fn open_with(sort: Sort, spawner: &Path) -> SandboxFixture {
         let mut shown = Vec::new();
         if sort == Sort::Template {

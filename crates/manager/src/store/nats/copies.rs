@@ -110,7 +110,9 @@ impl NatsStore {
         let report = &mut comparison.report;
         let copies = if is_journaled(kind) { self.copied_messages(kind)? } else { SequenceNumbers::new() };
         let found = self.examine(kind, report)?;
-        report.records.insert(kind.to_owned(), found.len() as u64);
+        if !found.is_empty() {
+            report.records.insert(kind.to_owned(), found.len() as u64);
+        }
         for (key, of) in &copies {
             if found.get(key).is_none_or(|sequence| sequence < of) {
                 self.look_after(key, report)?;
