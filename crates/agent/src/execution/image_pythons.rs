@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -410,7 +410,7 @@ impl PythonReport<'_> {
 }
 
 fn output_file() -> Result<File, Error> {
-    let made = memfd_create("sublet-image-python", MemfdFlags::CLOEXEC).map(OwnedFd::from);
+    let made = memfd_create("sublet-image-python", MemfdFlags::CLOEXEC);
     made.map(File::from).map_err(|errno| failed(&errno.into()))
 }
 
