@@ -7,9 +7,22 @@ use cc::{Build, Tool};
 /// Environment variable that names the C++ compiler of the guard, where the target's usual one uses another C++ library
 /// than GCC's.
 const GUARD_COMPILER: &str = "SUBLET_GUARD_CXX";
+/// Environment variable that says, if it is set, that zig links: its linker cannot export single symbols.
+const ZIG_LINKS: &str = "SUBLET_ZIG_LINKS";
 
 fn main() {
-    // Functions of packages call the functions of `sublet_xpu.h` by their names.
+    export_functions();
+    build_guard();
+}
+
+/// Exports the functions of `sublet_xpu.h` from workers: functions of packages call them by their names.
+fn export_functions() {
+    println!("cargo::rerun-if-env-changed={ZIG_LINKS}");
+    if std::env::var_os(ZIG_LINKS).is_some() {
+        // With them all other symbols with C names, of which a worker has few.
+        println!("cargo::rustc-link-arg-bins=-rdynamic");
+        return;
+    }
     for symbols in [
         "sublet_x*",
         "sublet_*_cap",
@@ -20,6 +33,9 @@ fn main() {
     ] {
         println!("cargo::rustc-link-arg-bins=-Wl,--export-dynamic-symbol={symbols}");
     }
+}
+
+fn build_guard() {
     println!("cargo::rerun-if-changed=guard/guard.cpp");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("guard.so");
     let compiler = guard_compiler();

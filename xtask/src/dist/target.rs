@@ -112,6 +112,7 @@ impl Target {
             command.env(format!("CFLAGS_{}", triple.replace('-', "_")), &flags);
         }
         command.env("SUBLET_GUARD_CXX", self.guard_compiler).env("SUBLET_TARGET", self.triple);
+        command.env("SUBLET_ZIG_LINKS", "1");
         command.env("SUBLET_PROFILE", PROFILE);
     }
 }
