@@ -41,7 +41,7 @@ wheel: ## make the Python wheel in target/wheels: the package, its module, the c
 	@scripts/setup.sh wheel
 	@cargo xtask wheel
 
-dist: ## make all packages for x86-64 in target/dist: wheels, archives, Debian's packages, image, chart
+dist: ## make all packages for x86-64 in target/packages: wheels, archives, Debian's packages, image, chart
 	@scripts/setup.sh dist
 	@cargo xtask dist
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-readonly FOLDER=target/dist
+readonly FOLDER=target/packages
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 
 stop() {

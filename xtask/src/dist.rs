@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: makes everything that is published, from this tree, in target/dist. It uploads nothing.
+//! `cargo xtask dist`: makes everything that is published, from this tree, in target/packages. It uploads nothing.
 //!
 //! The parts are made in the order of [`PARTS`]: each uses what those before it have made. A part ends with checks of what
 //! it has made; `--check yes` also installs the packages in root file systems of several distributions.
@@ -52,7 +52,7 @@ const CHECKS: &[(&str, Part)] = &[("installs", package::installs)];
 pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let only = options.take("only");
     let triple = options.take("target").unwrap_or_else(|| TARGETS[0].triple.to_owned());
-    let out = options.take("out").map_or_else(|| root().join("target/dist"), PathBuf::from);
+    let out = options.take("out").map_or_else(|| root().join("target/packages"), PathBuf::from);
     let check = options.take("check");
     options.end()?;
     if let Some(other) = check.as_deref().filter(|&check| check != "yes") {
