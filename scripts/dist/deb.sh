@@ -72,6 +72,7 @@ DESTDIR=$STAGE/sublet scripts/install.sh /usr --systemd
 DESTDIR=$STAGE/library scripts/install.sh /usr --library
 separate_library
 move library libsublet0 usr/lib/libsublet.so.0
+chmod 644 "$STAGE/libsublet0/usr/lib/libsublet.so.0"
 mv "$STAGE/library" "$STAGE/libsublet-dev"
 mkdir -p "$STAGE/sublet/usr/share/zsh"
 mv "$STAGE/sublet/usr/share/zsh/site-functions" "$STAGE/sublet/usr/share/zsh/vendor-completions"
