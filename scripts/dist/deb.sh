@@ -74,6 +74,13 @@ separate_library
 move library libsublet0 usr/lib/libsublet.so.0
 chmod 644 "$STAGE/libsublet0/usr/lib/libsublet.so.0"
 mv "$STAGE/library" "$STAGE/libsublet-dev"
+# Where compilers for other architectures look for it, too.
+case $ARCHITECTURE in
+amd64) multiarch=x86_64-linux-gnu ;;
+arm64) multiarch=aarch64-linux-gnu ;;
+esac
+mkdir -p "$STAGE/libsublet-dev/usr/lib/$multiarch"
+mv "$STAGE/libsublet-dev/usr/lib/pkgconfig" "$STAGE/libsublet-dev/usr/lib/$multiarch/pkgconfig"
 mkdir -p "$STAGE/sublet/usr/share/zsh"
 mv "$STAGE/sublet/usr/share/zsh/site-functions" "$STAGE/sublet/usr/share/zsh/vendor-completions"
 
