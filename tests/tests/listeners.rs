@@ -169,14 +169,19 @@ fn established(to: SocketAddrV4) -> usize {
 #[test]
 fn connections_without_requests_are_closed() {
     let mut cluster = Cluster::with_agents(0);
+    let manager = cluster.managers[0].socket_address();
+    let access = cluster.user("somebody");
+    let kept = client(&access);
+    kept.manager().nodes().unwrap();
+    // With the default limit a connection outlives its request, and is counted.
+    assert_ne!(established(manager), 0);
     cluster.managers[0].restart_with(|command| {
         command.args(["--connections-idle", "1s"]);
     });
-    let manager = cluster.managers[0].socket_address();
-    let user = client(&cluster.user("somebody"));
+    let user = client(&access);
     user.manager().nodes().unwrap();
-    assert_eq!(established(manager), 1);
-    wait_until("the connection is closed", || established(manager) == 0);
+    // How long the connection was there cannot be seen: this test may run later than its limit.
+    wait_until("the connections are closed", || established(manager) == 0);
     user.manager().nodes().unwrap();
 }
 
