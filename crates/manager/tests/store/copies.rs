@@ -43,7 +43,7 @@ fn copy_is_of_the_moment_at_which_it_began() {
     let before = records(&store);
     let copy = store.begin_copy().unwrap();
     // More than fits into the log before it is usually written to the file, and what writes it at once otherwise: the
-    // removal of a blob, and a journal that is begun anew.
+    // removal of a blob.
     for number in 0..40 {
         put(&mut store, &format!("token/{number:03}"), &vec![3; 200 << 10]).unwrap();
     }
@@ -89,4 +89,23 @@ fn only_one_copy_is_made_at_a_time() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("locked"), "{said}");
+}
+
+#[test]
+fn full_journal_is_begun_anew_after_a_copy() {
+    let (folder, mut store) = store();
+    let before = records(&store);
+    let journal_bytes = || folder.path().join("store.journal").metadata().unwrap().len();
+    let base_bytes = journal_bytes();
+    let copy = store.begin_copy().unwrap();
+    // The journal has no larger values than this one.
+    let change = |store: &mut SqliteStore| put(store, "token/000", &[5; 32 << 10]).unwrap();
+    while journal_bytes() < base_bytes + (4 << 20) {
+        change(&mut store);
+    }
+    let copied = SqliteStore::open(&written(&copy, folder.path())).unwrap();
+    assert_eq!(records(&copied), before);
+    drop((copied, copy));
+    change(&mut store);
+    assert!(journal_bytes() < base_bytes + (1 << 20), "{} after {base_bytes}", journal_bytes());
 }

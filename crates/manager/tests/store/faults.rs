@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
@@ -661,6 +661,29 @@ fn older_record_does_not_replace_its_later_copy() {
 struct Line {
     port: u16,
     left: Arc<AtomicI64>,
+    hold: Arc<Hold>,
+}
+
+/// Stops the data of clients before a message to a subject.
+#[derive(Default)]
+struct Hold {
+    subject: Mutex<Option<String>>,
+    is_held: AtomicBool,
+}
+
+impl Hold {
+    /// Waits as long as these bytes contain a message to the subject, and others that came right before them.
+    fn wait(&self, before: &[u8], bytes: &[u8]) {
+        let text = [before, bytes].concat();
+        let is_in = |subject: &String| {
+            let publish = format!("PUB {subject} ");
+            text.windows(publish.len()).any(|window| window == publish.as_bytes())
+        };
+        while self.subject.lock().unwrap().as_ref().is_some_and(is_in) {
+            self.is_held.store(true, Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Line {
@@ -668,16 +691,19 @@ impl Line {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (port, server) = (listener.local_addr().unwrap().port(), server.port());
         let left = Arc::new(AtomicI64::new(i64::MAX));
-        let line = Line { port, left: Arc::clone(&left) };
+        let hold = Arc::new(Hold::default());
+        let line = Line { port, left: Arc::clone(&left), hold: Arc::clone(&hold) };
         std::thread::spawn(move || {
             for client in listener.incoming() {
-                let (mut client, left) = (client.unwrap(), Arc::clone(&left));
+                let (mut client, left, hold) = (client.unwrap(), Arc::clone(&left), Arc::clone(&hold));
                 let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)) else { continue };
                 let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
                 std::thread::spawn(move || {
-                    let mut bytes = [0; 512];
+                    let (mut bytes, mut before) = ([0; 512], Vec::new());
                     while let Ok(read @ 1..) = client.read(&mut bytes) {
+                        hold.wait(&before, &bytes[..read]);
+                        before = bytes[..read].to_vec();
                         let may_pass = left.fetch_sub(read as i64, Relaxed).clamp(0, read as i64);
                         if server.write_all(&bytes[..may_pass as usize]).is_err() || may_pass < read as i64 {
                             break;
@@ -698,6 +724,60 @@ impl Line {
     fn is_cut(&self) -> bool {
         self.left.load(Relaxed) < 0
     }
+
+    fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Runs something that publishes a message to this subject, and something else before the message arrives.
+    fn hold(&self, subject: &str, publishing: impl FnOnce(), meanwhile: impl FnOnce() + Send) {
+        self.hold.is_held.store(false, Relaxed);
+        *self.hold.subject.lock().unwrap() = Some(subject.to_owned());
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let meanwhile = scope.spawn(|| {
+                wait_until(|| self.hold.is_held.load(Relaxed) || has_ended.load(Relaxed));
+                if self.hold.is_held.load(Relaxed) {
+                    meanwhile();
+                }
+                *self.hold.subject.lock().unwrap() = None;
+            });
+            publishing();
+            has_ended.store(true, Relaxed);
+            meanwhile.join().unwrap();
+        });
+        assert!(self.hold.is_held.load(Relaxed), "no message to {subject} was published");
+    }
+}
+
+#[test]
+fn completed_copies_are_of_what_other_managers_left() {
+    let server = NatsServer::start();
+    let line = Line::to(&server);
+    let checking = NatsStore::open(&NatsOptions { url: line.url(), ..options(&server) }).unwrap();
+    let mut other = open(&server);
+    for key in ["lease/changed", "lease/removed"] {
+        put(&mut other, key, b"before").unwrap();
+    }
+    let drop_copies = || {
+        with_jetstream(&server, async |jetstream| {
+            jetstream.get_stream("sublet-test-copies-lease").await.unwrap().purge().await.unwrap();
+        });
+    };
+    let check = || _ = checking.check_and_copy().unwrap();
+    drop_copies();
+    line.hold("sublet.test.copies.lease.changed", check, || {
+        put(&mut other, "lease/changed", b"later").unwrap();
+    });
+    drop_copies();
+    line.hold("sublet.test.copies.lease.removed", check, || {
+        let version = other.get("lease/removed").unwrap().unwrap().version;
+        assert!(other.remove_if("lease/removed", version).unwrap());
+    });
+    assert_eq!(other.check().unwrap().restored, [""; 0], "a copy is left of what was removed");
+    drop_message(&server, "sublet-test-key-lease", "sublet.test.key.lease.changed");
+    assert_eq!(open(&server).repair().unwrap().restored, ["lease/changed"]);
+    assert_eq!(value(&other, "lease/changed").unwrap(), b"later");
 }
 
 #[test]
@@ -722,9 +802,8 @@ fn interrupted_repair_is_completed_by_the_next() {
         copy(damaged.path(), &server.folder().join("jetstream"));
         server.restart();
         let line = Line::to(&server);
-        let url = format!("nats://127.0.0.1:{}", line.port);
         let mut dying =
-            until_answered(|| NatsStore::open(&NatsOptions { url: url.clone(), ..options(&server) }));
+            until_answered(|| NatsStore::open(&NatsOptions { url: line.url(), ..options(&server) }));
         let bytes = whole_bytes.map_or(i64::MAX, |whole: i64| whole * moment / MOMENTS);
         line.pass(bytes);
         // A manager that is cut off tries again for long, and none of that arrives.

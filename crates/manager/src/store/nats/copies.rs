@@ -290,7 +290,9 @@ impl NatsStore {
             let version = known.map_or(0, |known| known.sequence);
             let copied = self.link.run(|jetstream| operations::publish_if(jetstream, copy, version))?;
             self.note(copied.unwrap_or_default());
-            if self.get(key)?.is_none() {
+            // A record that was removed meanwhile has a copy now: for `get` it would be one that the server has lost.
+            let (stream, subject) = (self.names.keys(key)?.name, self.names.key(key));
+            if self.link.run(|jetstream| operations::last(jetstream, stream, subject))?.is_none() {
                 self.remove_copies(std::iter::once(key.as_str()))?;
             }
         }
