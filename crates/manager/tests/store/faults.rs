@@ -766,15 +766,15 @@ fn completed_copies_are_of_what_other_managers_left() {
     };
     let check = || _ = checking.check_and_copy().unwrap();
     drop_copies();
-    line.hold("sublet.test.copies.lease.changed", check, || {
-        put(&mut other, "lease/changed", b"later").unwrap();
-    });
-    drop_copies();
     line.hold("sublet.test.copies.lease.removed", check, || {
         let version = other.get("lease/removed").unwrap().unwrap().version;
         assert!(other.remove_if("lease/removed", version).unwrap());
     });
     assert_eq!(other.check().unwrap().restored, [""; 0], "a copy is left of what was removed");
+    drop_copies();
+    line.hold("sublet.test.copies.lease.changed", check, || {
+        put(&mut other, "lease/changed", b"later").unwrap();
+    });
     drop_message(&server, "sublet-test-key-lease", "sublet.test.key.lease.changed");
     assert_eq!(open(&server).repair().unwrap().restored, ["lease/changed"]);
     assert_eq!(value(&other, "lease/changed").unwrap(), b"later");

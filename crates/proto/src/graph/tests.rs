@@ -294,6 +294,7 @@ fn reports_all_problems_at_once_up_to_the_limit() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes hours under Miri")]
 fn rejects_too_large_documents_before_checking_them() {
     let problems = Graph::parse(&vec![b' '; MAX_DOCUMENT_BYTES + 1]).unwrap_err();
     assert!(problems[0].message.contains("at most 1048576"), "{problems:?}");
@@ -323,6 +324,7 @@ fn what_is_no_json_is_told_with_line_and_column() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes hours under Miri")]
 fn checks_the_largest_circles_and_layered_graphs() {
     let name = |n: usize| format!("c{n}");
     let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
