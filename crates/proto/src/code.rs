@@ -129,6 +129,18 @@ impl Code {
     pub fn number(self) -> u32 {
         self as u32
     }
+
+    /// Returns whether the request was valid and permitted, but the nodes lack the resources: they are leased, or no node
+    /// has them.
+    pub fn is_shortage(self) -> bool {
+        matches!(self, Code::NoCapacity | Code::InsufficientResources)
+    }
+
+    /// Returns whether the same request may succeed later: after a shortage, when other leases of the tenant have ended,
+    /// or when the manager is less busy.
+    pub fn may_pass_by_waiting(self) -> bool {
+        self.is_shortage() || matches!(self, Code::TryLater | Code::QuotaExceeded)
+    }
 }
 
 impl fmt::Display for Code {
@@ -218,6 +230,17 @@ mod tests {
             assert_eq!(Code::from_number(code.number()), code);
             assert!(code.number() > 2 && code.number() < 126, "{code} cannot be an exit status");
         }
+    }
+
+    #[test]
+    fn only_shortages_quotas_and_busy_managers_pass_by_waiting() {
+        let with = |is: fn(Code) -> bool| -> Vec<Code> {
+            Code::ALL.iter().copied().filter(|&code| is(code)).collect()
+        };
+        let shortages = [Code::InsufficientResources, Code::NoCapacity];
+        assert_eq!(with(Code::is_shortage), shortages);
+        let passing = [shortages.as_slice(), &[Code::QuotaExceeded, Code::TryLater]].concat();
+        assert_eq!(with(Code::may_pass_by_waiting), passing);
     }
 
     #[test]

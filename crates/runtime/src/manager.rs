@@ -446,7 +446,7 @@ fn of_a_lease() -> RequestTerms {
 
 /// Whether another manager may have the resources that one lacks.
 fn may_have(code: Code) -> bool {
-    matches!(code, Code::NoCapacity | Code::TryLater | Code::InsufficientResources)
+    code.is_shortage() || code == Code::TryLater
 }
 
 /// Returns 128 random bits, for names that are unique.

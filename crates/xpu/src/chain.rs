@@ -130,7 +130,7 @@ impl Process {
                     executors.push(executor);
                 }
                 // Then they take turns.
-                (Err(error), Some(&least)) if is_for_want(error.code) => by.push(least),
+                (Err(error), Some(&least)) if error.code.may_pass_by_waiting() => by.push(least),
                 (Err(error), _) => return Err(error),
             }
         }
@@ -389,10 +389,6 @@ fn check(graph: &Graph) -> Result<(), Vec<Problem>> {
         add("limits".into(), "a chain of executors has none");
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
-}
-
-fn is_for_want(code: Code) -> bool {
-    matches!(code, Code::NoCapacity | Code::InsufficientResources | Code::TryLater | Code::QuotaExceeded)
 }
 
 fn triggers_from(graph: &Graph, component: usize) -> impl Iterator<Item = &Edge> + Clone {

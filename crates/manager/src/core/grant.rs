@@ -56,7 +56,7 @@ impl Core {
         };
         // Without any node, as after a manager's start or while its nodes are being drained, a request may wait for
         // one; so may a request that a rack has refused, for the capacity that was there when it was handed on.
-        let was_there = turn == QueuePosition::First && is_for_want(refused.code);
+        let was_there = turn == QueuePosition::First && refused.code.is_shortage();
         let may_come = refused.code == Code::NoCapacity || was_there || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
         if refused.code == Code::NoCapacity {
@@ -77,7 +77,7 @@ impl Core {
         let barred = self.waiting.barred();
         let is_barred = request.locality.pools.meets(barred);
         self.try_grant(now_ms, request, barred).map_err(|error| {
-            if !is_barred || !is_for_want(error.code) {
+            if !is_barred || !error.code.is_shortage() {
                 return error;
             }
             let (waiting, place) = (self.waiting.len(), barred.place());
@@ -193,7 +193,7 @@ impl Core {
                 TurnOutcome::Granted(pools)
             }
             // Less may be there now than when it came; it waits for more.
-            Err(error) if is_for_want(error.code) => TurnOutcome::NoCapacity,
+            Err(error) if error.code.is_shortage() => TurnOutcome::NoCapacity,
             Err(error) => {
                 out.push(CoreAction::Refused { tenant, request: id, error });
                 TurnOutcome::Refused
@@ -399,11 +399,6 @@ impl Core {
         );
         own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
     }
-}
-
-/// Tells whether a refusal is for lack of resources, and not for a quota or an invalid request.
-fn is_for_want(code: Code) -> bool {
-    matches!(code, Code::NoCapacity | Code::InsufficientResources)
 }
 
 /// A node that is on its way out keeps its leases until they end, and no longer.

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::Error;
 use sublet_proto::graph::{Compute, Resources};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
-use sublet_proto::{Code, Error};
 
 use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
@@ -140,7 +140,7 @@ impl ComponentExecutor {
         // The sender was dropped: the component is not needed.
         let Ok(go) = self.go.recv() else { return };
         let workers = match early {
-            Some(Err(error)) if is_for_want(error.code) && !self.options().patience.is_zero() => {
+            Some(Err(error)) if error.code.may_pass_by_waiting() && !self.options().patience.is_zero() => {
                 // If the receiver is gone, the run is over.
                 let _ = self.tell.send(RunEvent::Wanting { component: self.job.component, error });
                 self.lease_late()
@@ -348,9 +348,4 @@ fn ended(call: &mut Result<Invocation<'_>, Error>) -> Result<usize, (Error, usiz
         Ok(done) => Ok(done.output_bytes),
         Err(error) => Err((error, call.reported_bytes())),
     }
-}
-
-/// Returns whether the error means that others hold the requested resources.
-fn is_for_want(code: Code) -> bool {
-    matches!(code, Code::NoCapacity | Code::InsufficientResources | Code::TryLater | Code::QuotaExceeded)
 }
