@@ -12,9 +12,17 @@ import pytest
 import sublet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "examples/README.md",
+    "examples/*/README.md",
+    "packaging/README.md",
+    "python/README.md",
+)
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/**/*.md", "examples/*/README.md", "python/README.md")
+    for pattern in PATTERNS
     for path in ROOT.glob(pattern)
     if re.search("^ *```(?!text)", path.read_text(), re.MULTILINE)
 )
