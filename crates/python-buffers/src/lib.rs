@@ -4,8 +4,8 @@
 //! - [`memoryview`] creates an object over memory that Python does not own;
 //! - [`Exporter`] makes such objects, and knows whether any of them still exists.
 //!
-//! PyO3's `PyBuffer` gives out slices of the memory, which Python code may change at any time. A [`View`] only copies
-//! into the memory and out of it.
+//! PyO3's `PyBuffer` gives out slices of the memory, which Python code may change at any time. A [`BufferView`] only
+//! copies into the memory and out of it.
 
 #![allow(unsafe_code)]
 
