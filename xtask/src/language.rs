@@ -1,4 +1,5 @@
-//! `cargo xtask language`: lists wording that the rules for plain English in STYLE.md forbid, by rule.
+//! `cargo xtask language`: lists wording that the rules for plain English in STYLE.md forbid, by rule. In documents it
+//! ignores code spans and tables, where STYLE.md quotes wrong wording.
 //!
 //! The table `xtask/language.txt` holds how many findings each area of the repository may have. A test fails where there
 //! are more, so that the counts only fall. An area without a line in the table is finished: it may have none. After
@@ -28,8 +29,8 @@ const CHECKED: &[&str] = &[
     "yaml",
 ];
 
-/// Files that state the rules or hold the words of others.
-const EXEMPT: &[&str] = &["xtask/src/language/rules.rs", "xtask/src/language/text.rs", "STYLE.md"];
+/// Files of the checker itself, which hold words that the rules forbid.
+const EXEMPT: &[&str] = &["xtask/src/language/rules.rs", "xtask/src/language/text.rs"];
 
 /// Area of findings that concern the repository as a whole.
 const WHOLE: &str = "repository";
