@@ -35,7 +35,7 @@ def test_a_function_runs_in_another_process_without_the_callers_rights(lease):
         lease.call(open, "/etc/shadow")
 
 
-def test_a_caller_of_another_version_is_told(lease, monkeypatch):
+def test_rejects_a_caller_of_another_version(lease, monkeypatch):
     from sublet import _lease
 
     assert lease.call(double, 1) == 2
@@ -208,7 +208,7 @@ def test_a_traceback_begins_with_the_function(lease):
     assert "in serve" not in str(raised.value.__cause__) and "in fails" in str(raised.value.__cause__)
 
 
-def test_an_exception_of_a_class_that_only_workers_have_is_told_in_words(platform, tmp_path):
+def test_reports_an_exception_of_an_unknown_class_by_its_text(platform, tmp_path):
     (tmp_path / "theirs.py").write_text("class Theirs(Exception):\n    pass\n\ndef fails():\n    raise Theirs('far away')\n")
     with platform.lease(path=[tmp_path / "theirs.py"], wait=60) as lease:
         with pytest.raises(sublet.RemoteError, match="far away") as raised:
@@ -606,7 +606,7 @@ def test_each_core_has_a_worker_of_its_own(platform):
     assert lease.usage["calls"] >= 2
 
 
-def test_each_worker_is_told_of_each_function(platform):
+def test_each_worker_knows_each_function(platform):
     with platform.lease(2, wait=60) as lease:
         for number, function in enumerate([lambda: 0, lambda: 1, lambda: 2]):
             assert [lease.options(worker=worker).call(function) for worker in (0, 1)] == [number] * 2

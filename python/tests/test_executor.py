@@ -408,7 +408,7 @@ def test_a_forked_child_that_ends_as_programs_do_leaves_its_parents_leases(platf
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n5\n", "")
 
 
-def test_a_forked_child_is_told_that_it_cannot_lease(platform):
+def test_a_forked_child_cannot_lease_and_gets_the_reason(platform):
     program = """
         import os, sublet
         client = sublet.default_client()

@@ -337,7 +337,7 @@ def test_what_cannot_be_sent_or_received_is_said_so(platform):
     assert full == still == "DeadlineExceeded deadline_exceeded: the queue of instance 0 of component greet stays full"
 
 
-def test_a_channel_is_good_for_its_run(platform):
+def test_a_channel_is_valid_only_during_its_run(platform):
     def first(data):
         import builtins
 

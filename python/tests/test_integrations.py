@@ -388,7 +388,7 @@ def test_parsl_retries_an_app_whose_worker_ended(parsl, platform):
     assert lives().result() == "well"
 
 
-def test_parsl_is_told_that_apps_have_one_core_each(parsl):
+def test_parsl_reports_that_apps_have_one_core_each(parsl):
     @parsl.python_app
     def wants(parsl_resource_specification={}):
         return 1

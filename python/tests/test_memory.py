@@ -155,7 +155,7 @@ def test_memory_of_a_pool_is_on_a_node_of_it(platform):
     assert len(had) == 1 and len(refused) == 2
 
 
-def test_an_end_is_told(platform):
+def test_reports_the_end_of_the_lease(platform):
     with component(platform, "shm", timeout=0.3) as memory:
         memory.write(0, b"abc")
         with pytest.raises(sublet.LeaseEnded):

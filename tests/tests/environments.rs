@@ -360,7 +360,7 @@ fn node_that_died_while_installing_begins_anew() {
 }
 
 #[test]
-fn a_full_disk_while_installing_is_told_and_leaves_nothing() {
+fn reports_a_full_disk_during_installation_and_leaves_nothing() {
     let mut cluster = Cluster::start(ClusterPlan::default());
     let state = cluster.next_agents_state();
     fs::create_dir(&state).unwrap();

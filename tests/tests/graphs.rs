@@ -35,7 +35,7 @@ fn documented() -> String {
 }
 
 #[test]
-fn the_documented_graph_is_good() {
+fn the_documented_graph_is_valid() {
     let checked: Value = serde_json::from_str(&said(&["check", "-", "--json"], &documented())).unwrap();
     assert_eq!(checked, json!({ "name": "regression", "compute": 3, "memory": 2, "edges": 7 }));
     assert!(said(&["check", "-"], &documented()).contains("regression is valid"));

@@ -181,7 +181,7 @@ fn a_lease_ends_while_its_kernel_runs() {
 }
 
 #[test]
-fn what_the_compiler_says_is_told_to_whoever_leases() {
+fn reports_the_compilers_errors_to_the_client() {
     let platform = PlatformProcess::start();
     let broken = Package::source("broken", "kernel void f() { no_such_word(); }");
     // Not only to the first.

@@ -97,7 +97,7 @@ fn the_command_calls_them_and_each_worker_is_a_lease() {
 }
 
 #[test]
-fn what_the_node_or_the_module_lacks_is_told() {
+fn reports_what_the_node_or_the_module_lacks() {
     let platform = platform();
     let refused = |more: &str, code: Code, named: &[&str]| {
         assert_fails(platform.invoker().allocate(&allocation(&package(more))), code, named);

@@ -410,7 +410,7 @@ fn memory_is_shared_where_possible_by_default() {
 }
 
 #[test]
-fn a_cold_start_elsewhere_is_told_by_this_machines_clock() {
+fn measures_a_remote_cold_start_by_the_local_clock() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c"));
     let cold = client.cold_start().unwrap();

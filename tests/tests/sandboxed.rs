@@ -139,7 +139,7 @@ fn an_operator_makes_starts_kills_and_deletes_sandboxes() {
 }
 
 #[test]
-fn an_operator_is_told_how_strong_each_wall_is() {
+fn doctor_reports_the_strength_of_each_wall() {
     let output = sublet().args(["doctor", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();

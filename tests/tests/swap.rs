@@ -115,7 +115,7 @@ fn threads_here_and_there_and_system_calls_see_one_array() {
 
 /// Not a test of its own: run by those below, in a process that is sent SIGBUS.
 #[test]
-fn helper_that_swaps_until_it_is_told_that_it_cannot() {
+fn helper_that_swaps_until_it_is_refused() {
     let Ok(managers) = std::env::var(SWAPS) else { return };
     let client = Invoker::connect_to(&managers).unwrap();
     let plan = SwapPlan::new(LEN_BYTES, LOCAL_BYTES);
@@ -132,7 +132,7 @@ fn helper_that_swaps_until_it_is_told_that_it_cannot() {
 
 fn helper(platform: &PlatformProcess) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["helper_that_swaps_until_it_is_told_that_it_cannot", "--exact", "--nocapture"]);
+    command.args(["helper_that_swaps_until_it_is_refused", "--exact", "--nocapture"]);
     command.env(SWAPS, platform.address()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

@@ -77,7 +77,7 @@ fn only_a_forged_ticket_is_refused() {
 }
 
 #[test]
-fn a_ticket_is_good_for_one_attachment() {
+fn accepts_a_ticket_for_one_attachment() {
     let mut cluster = Cluster::with_agents(1);
     cluster.add_agent(LentCores::cores(1));
     let access = cluster.user(TENANT);

@@ -96,7 +96,7 @@ fn an_expired_token_is_as_good_as_none() {
 }
 
 #[test]
-fn a_token_is_good_for_its_role_alone() {
+fn a_token_permits_only_its_role() {
     let mut cluster = Cluster::with_agents(1);
     let user = connect(&cluster.user(TENANT));
     let denied = Code::PermissionDenied;

@@ -79,7 +79,7 @@ fn each_line_is_an_event_with_an_output_file() {
 }
 
 #[test]
-fn one_that_fails_is_told_and_the_others_go_on() {
+fn reports_a_failed_run_and_continues_the_others() {
     let (platform, graph) = platform();
     let input = [&vec![b'x'; TOO_MUCH][..], b"\n\x01good\n"].concat();
     let told = platform.pipe(&["graph", "trigger", graph.to_str().unwrap(), "--lines", "--json"], &input);

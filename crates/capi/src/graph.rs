@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_told_until_the_listener_has_enough() {
+    fn reports_events_until_the_listener_stops() {
         let mut heard: Vec<String> = Vec::new();
         let listener = Listener { call: Some(hear), user: (&raw mut heard).cast() };
         let component = || "a".to_owned();

@@ -283,7 +283,7 @@ fn a_wrong_key_ends_the_connection_and_says_so() {
 }
 
 #[test]
-fn a_withdrawn_key_is_told_from_a_wrong_one() {
+fn error_distinguishes_a_withdrawn_key_from_a_wrong_one() {
     over_all(|client, worker| {
         worker.end.withdraw(OWN);
         client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();

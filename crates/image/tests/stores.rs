@@ -172,7 +172,7 @@ fn what_is_unfinished_stays_while_somebody_is_at_work() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_nothing_is_left() {
+fn reports_a_full_disk_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let layout = Layout::of(&folder.path().join("layout"), &[large("a")]);
     let disk = folder.path().join("disk");

@@ -266,7 +266,7 @@ fn bring(grant: &LeaseGrant, executing_ms: u64) -> RunningLease {
 }
 
 #[tokio::test]
-async fn a_second_manager_on_the_folder_is_told_who_has_it() {
+async fn a_second_manager_on_a_folder_names_the_first() {
     let fixture = fixture().await;
     let error = Manager::start(options(fixture.folder.path())).await.err().unwrap();
     assert_eq!(error.code, Code::AlreadyRunning);

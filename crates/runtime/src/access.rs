@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_default_address_is_told_of_sublet_up() {
+    fn only_the_default_address_suggests_sublet_up() {
         assert!(own_address().unreachable("refused").message.contains("sublet up"));
         let elsewhere = "https://host:1".parse::<Address>().unwrap();
         assert!(!elsewhere.unreachable("refused").message.contains("sublet up"));

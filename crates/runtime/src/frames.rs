@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_told() {
+    fn rejects_malformed_messages() {
         let message = written(Head { operation: 1, token: 2 }, &[]);
         assert!(read(8, copier(&message)).is_err());
         let mut many = message.clone();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_as_many_pieces_as_it_says() {
+    fn rejects_messages_with_a_wrong_count_of_pieces() {
         let says = |count: u32, len_bytes: usize| {
             let mut message = vec![0; len_bytes];
             message[4..8].copy_from_slice(&count.to_le_bytes());

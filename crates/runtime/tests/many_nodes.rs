@@ -281,7 +281,7 @@ fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
 }
 
 #[test]
-fn an_announced_end_is_told_and_new_calls_avoid_it() {
+fn reports_an_announced_end_and_new_calls_avoid_it() {
     let fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     assert!(fixture.client.notices().is_empty());
     fixture.nodes[0].announce(Code::NodeReclaimed, 60_000);

@@ -91,7 +91,7 @@ fn what_makes_no_container_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn as_many_layers_as_are_taken_can_be_mounted() {
+fn mounts_the_maximum_number_of_layers() {
     let fixture = SandboxFixture::open(Sort::Container);
     let (mut spec, _outside) = fixture.probe(&["exit", "4"]);
     let folders: Vec<_> =

@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_are_not_open_and_null_pointers_are_told() {
+    fn rejects_closed_descriptors_and_null_pointers() {
         // SAFETY: only null pointers are passed, which the functions reject.
         unsafe {
             for fd in [0, DESCRIPTORS - 1, DESCRIPTORS, u32::MAX] {

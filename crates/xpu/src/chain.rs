@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn what_executors_do_not_have_is_told_with_its_place() {
+    fn reports_unsupported_features_of_chains_with_their_position() {
         let json = r#"{"version":1,"name":"g","limits":{"cores":2},"components":[
             {"name":"a","type":"compute","package":"p","function":"f","entry":true,"parallelism":2},
             {"name":"b","type":"compute","package":"p","function":"f","resources":{"memory_bytes":4096}},

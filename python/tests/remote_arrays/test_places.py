@@ -130,13 +130,13 @@ def test_what_is_released_or_beyond_the_limit_says_so(platform):
             assert far.zeros(3).sum() == 0
 
 
-def test_an_error_amid_an_operation_is_told_as_it_is(platform):
+def test_reports_an_error_of_an_operation_unchanged(platform):
     for fabric in ("shm", "tcp"):
         with pytest.raises(ValueError, match="negative integer powers"), sublet.remote(client=platform, fabric=fabric) as far:
             numpy.power(far.arange(3), -far.arange(3))
 
 
-def test_memory_that_ended_is_told_and_the_next_array_is_elsewhere(platform):
+def test_reports_memory_that_ended_and_allocates_the_next_array_elsewhere(platform):
     far = sublet.remote(client=platform, timeout=0.3)
     a = far.ones(1000)
     with pytest.raises(sublet.LeaseEnded):

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_told_from_other_functions() {
+    fn distinguishes_tests_from_other_functions() {
         let found = found("a.rs", "#[test]\n#[ignore]\nfn rejects_nothing() {}\nfn helper() {}\n");
         assert_eq!(found[0], (Kind::Test, 3, "rejects_nothing".to_owned()));
         assert_eq!(found[1], (Kind::Name, 4, "helper".to_owned()));

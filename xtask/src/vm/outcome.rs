@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_leave_out_is_told_with_its_reason() {
+    fn reports_skipped_tests_with_their_reason() {
         let log = format!("skipped over Ofi: no memory\nskipped over Ofi: no memory\n{OK}");
         let some = of("0 1\n", &log);
         assert_eq!((some.ended, some.reasons.len()), (PartEnd::Passed, 1));

@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_good_for_one_attachment() {
+    fn accepts_a_ticket_for_one_attachment() {
         let mut book = book();
         admit(&mut book, &ticket("a"), 0).unwrap();
         assert!(!book.holds(&ticket("a"), 0) && book.holds(&ticket("b"), 0));

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invitation_is_good_once_and_for_what_it_says() {
+    fn accepts_an_invitation_once_with_the_stated_rights() {
         let (mut invited_readers, region) = invited_readers();
         let (one, secret) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
         let (two, other) = invited_readers.invite(to(&region, MemoryRights::Write)).unwrap();

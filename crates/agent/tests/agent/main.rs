@@ -94,7 +94,7 @@ fn reports_the_end_of_a_worker_and_starts_another() {
 }
 
 #[test]
-fn a_killed_worker_is_told_by_its_signal() {
+fn reports_the_signal_that_killed_a_worker() {
     let node = NodeFixture::with_worker("return raise(SIGSEGV);");
     let client = node.attach(node.lease("a"));
     client.start();

@@ -494,7 +494,7 @@ fn further_segments_join_a_connection_and_end_one_by_one() {
 }
 
 #[test]
-fn a_connection_carries_so_many_segments_and_no_more() {
+fn bounds_the_segments_on_a_connection() {
     let node = node();
     let (one, two) = (segment(&node), segment_of(&node, OTHER_LEASE, ""));
     let invited = invite(&one, Invite::default());

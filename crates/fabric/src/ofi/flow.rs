@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_is_told_in_time() {
+    fn acknowledges_after_a_fixed_number_of_messages() {
         let mut flow = Flow::default();
         for n in 0..u64::from(TELL_AFTER) {
             assert_eq!(flow.to_tell(), None);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_and_no_more() {
+    fn operations_and_groups_are_bounded() {
         let mut operations = Operations::default();
         assert_eq!((0..).map_while(|_| operations.begin_group()).count(), GROUPS - 1);
         let begun = (0..).map_while(|_| operations.next().map(|next| operations.begin(next, PUSHES))).count();

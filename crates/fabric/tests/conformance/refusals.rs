@@ -168,7 +168,7 @@ fn flood_of_requests_with_unread_replies_is_cut_off() {
 }
 
 #[test]
-fn the_reason_of_a_disconnect_is_told_to_the_peer() {
+fn peer_receives_the_reason_of_a_disconnect() {
     over(STREAMS, |pair| {
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         pair.end.fetch_add(at(0), 1).unwrap();

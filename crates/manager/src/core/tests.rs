@@ -520,7 +520,7 @@ fn disconnected_node_gets_no_leases_until_it_reports() {
 }
 
 #[test]
-fn an_agent_that_forgets_a_leases_end_is_told() {
+fn repeats_a_leases_end_to_an_agent_that_forgot_it() {
     let mut fixture = CoreFixture::with_node(1);
     let lease = fixture.grant(&asked(1))[0];
     fixture.report(vec![runs(lease, 1)]);

@@ -87,7 +87,7 @@ fn written_graph_parses_to_the_same_graph() {
 
 /// Each case has the position of the problem, and a part of its message.
 #[test]
-fn what_is_wrong_is_told_with_its_place() {
+fn reports_each_problem_of_a_graph_with_its_position() {
     let small = json!({ "name": "m", "type": "memory", "initial_bytes": 8192, "limit_bytes": 4096 });
     let fine = json!({ "name": "m", "type": "memory", "increment_bytes": 4096, "limit_bytes": 1u64 << 40 });
     for (at, value, place, said) in [
@@ -237,7 +237,7 @@ fn who_is_triggered_is_what_an_output_begins_with() {
 }
 
 #[test]
-fn a_condition_that_makes_no_sense_is_told() {
+fn rejects_meaningless_conditions() {
     let rest = [("ac", json!({})), ("ad", json!({}))];
     let of = |condition: Value| choosing(&[&[("ab", condition)], &rest[..]].concat());
     let with = |at: &str, value: Value| {
@@ -307,7 +307,7 @@ fn rejects_too_large_documents_before_checking_them() {
 }
 
 #[test]
-fn what_is_no_json_is_told_with_line_and_column() {
+fn reports_invalid_json_with_line_and_column() {
     for (text, said) in [
         ("", "EOF"),
         ("{\n  \"version\": 1,,\n", "line 2 column 16"),

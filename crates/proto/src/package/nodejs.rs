@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_by_their_first_number() {
+    fn names_architecture_by_first_number_of_version() {
         assert_eq!(nodejs_architecture("20.11.1").as_deref(), Some("nodejs20"));
         assert!(is_nodejs("nodejs") && is_nodejs("nodejs22"));
         for other in ["node", "nodejs2x", "nodejs20.1", "python3.11", "x86_64"] {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_without_their_last_number() {
+    fn names_architecture_without_last_number_of_version() {
         assert_eq!(python_architecture("3.11.2").as_deref(), Some("python3.11"));
         for version in ["3", "", "3.", "3.x", "three.1", "3.1234"] {
             assert_eq!(python_architecture(version), None, "{version}");

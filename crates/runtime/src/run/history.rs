@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_runs_are_remembered() {
+    fn history_keeps_a_bounded_number_of_runs() {
         let mut history = RunHistory::default();
         let memory =
             MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 34, pool: None };

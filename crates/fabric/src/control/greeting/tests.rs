@@ -162,7 +162,7 @@ fn greeting_is_valid_only_unaltered_with_its_own_secret() {
 }
 
 #[test]
-fn a_recorded_greeting_is_good_once() {
+fn rejects_a_replayed_greeting() {
     let mut counters = Counters::default();
     let mut good = |hello: &[u8; HELLO_BYTES]| match Greeting::decode(hello).unwrap() {
         greeting if !greeting.is_by(&SECRET) => false,
