@@ -11,9 +11,8 @@ use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 
-/// A package, and the modules whose tests Miri can run: no modules mean all.
+/// A package, and the modules whose tests Miri can run: no modules mean all. The packages with unsafe code come first.
 const PARTS: &[(&str, &[&str])] = &[
-    ("sublet-proto", &[]),
     (
         "sublet-fabric",
         &[
@@ -47,8 +46,9 @@ const PARTS: &[(&str, &[&str])] = &[
             "worker::swapping::extents::",
         ],
     ),
-    ("sublet-manager", &["core::"]),
     ("sublet-function", &[]),
+    ("sublet-manager", &["core::"]),
+    ("sublet-proto", &[]),
 ];
 
 /// Cases of each property test: Miri is some hundred times slower than a processor.

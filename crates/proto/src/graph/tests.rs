@@ -283,6 +283,7 @@ fn rejects_entry_triggered_by_a_component_that_never_runs() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes hours under Miri")]
 fn reports_all_problems_at_once_up_to_the_limit() {
     let mut document = changed("/components/1/parallelism", json!(0));
     document["limits"]["cores"] = json!(0);
