@@ -20,69 +20,63 @@
 //! `tenant/package/function`, where the package is a name or a digest: see [`readings`].
 
 mod address;
+mod build;
+mod digest;
 mod elf;
 mod environment;
 mod files;
 mod image;
+mod inspect;
 pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
 mod manifest_needs;
 pub mod nodejs;
+mod pins;
 mod platform;
 mod profile;
 pub mod python;
+mod rules;
 mod wasm;
 pub mod wheel;
 pub mod zip;
 
-use prost::Message;
-use sha2::{Digest, Sha256};
+use std::fmt::Write;
 
-use crate::names::name_form;
+use prost::Message;
+
+use crate::Error;
 use crate::v1::{self, FunctionInfo, PackageBuild, PackageFile};
-use crate::{Code, Error};
 use files::{check_files, find_file};
-use library::LibraryFile;
+use inspect::read_builds;
+use rules::{check_name, invalid};
 
 pub use crate::names::{MAX_NAME_BYTES, is_name};
 pub use address::{PUBLIC, PackageAddress, is_owner, is_package, readings};
+pub use build::{
+    Build, DEFAULT_DEADLINE_MS, KernelLimits, MAX_DEADLINE_MS, MAX_SYMBOL_BYTES, ManifestFunction,
+    PythonNeeds, WasmLimits,
+};
+pub use digest::{digest, is_digest};
 pub use environment::{
-    EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, UnpinnedEnvironment, environment_digest,
-    environment_of, is_pinned_environment, parse_layers, pin_environment, platform_of, unpinned_environment,
+    EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, environment_digest, is_pinned_environment,
+    parse_layers, platform_of,
 };
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
-pub use image::{is_pinned, pin_image, unpinned_image};
-pub use kernels::KernelLimits;
+pub use image::is_pinned;
 pub use kind::{
     MAX_KIND_BYTES, PORTABLE, PackageKind, is_device, is_interpreter, is_processor, is_processor_kind,
     runs_on,
 };
-pub use manifest::{
-    Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
-    ManifestFunction, WasmLimits,
-};
+pub use manifest::{MAX_BUILDS, MAX_MANIFEST_BYTES, Manifest};
 pub use nodejs::{NodejsNeeds, is_nodejs, nodejs_architecture};
-pub use platform::{PlatformMachine, PythonPlatform};
+pub use pins::{UnpinnedEnvironment, pin_environment, pin_image, unpinned_environment, unpinned_image};
+pub use platform::{
+    IMAGE_PYTHON, PlatformMachine, PythonPlatform, is_image_python, is_python, python_architecture,
+};
 pub use profile::{MAX_PROFILES, MAX_SPEED, Profile};
-pub use python::{IMAGE_PYTHON, PythonNeeds, is_image_python, is_python, python_architecture};
-
-/// The manifest's name in a package's folder; no file of the package may have it.
-pub const MANIFEST_FILE: &str = "sublet.toml";
-/// The file in which a node keeps its description of an unpacked package: an encoded `PackageInfo`.
-pub const INFO_FILE: &str = "manifest.pb";
-/// The folder in which a node keeps the built kernels of an unpacked package: [`built_file`].
-pub const BUILT_FOLDER: &str = ".built";
-/// Largest encoded package, in bytes.
-pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
-/// Most files in a package, without the manifest.
-pub const MAX_FILES: usize = 4096;
-/// Most functions that a package offers.
-pub const MAX_FUNCTIONS: usize = 1024;
-
-const DIGEST_PREFIX: &str = "sha256:";
-const DIGEST_HEX_DIGITS: usize = 64;
+pub use rules::{BUILT_FOLDER, INFO_FILE, MANIFEST_FILE, MAX_FILES, MAX_FUNCTIONS, MAX_PACKAGE_BYTES};
 
 /// A package that has passed [`validate`].
 #[derive(Clone, Debug)]
@@ -176,6 +170,32 @@ pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package
     Ok(package)
 }
 
+/// Makes an environment for this version of Python, as `3.11`.
+///
+/// # Errors
+/// `invalid_package` if the layers cannot be used together.
+pub fn environment_of(
+    name: &str,
+    version: &str,
+    mut layers: Vec<EnvironmentLayer>,
+) -> Result<v1::Package, Error> {
+    check_name("environment", name)?;
+    layers.sort_by(|one, other| one.name.cmp(&other.name));
+    let list = layers.iter().fold(String::new(), |mut list, layer| {
+        let _ = writeln!(list, "{} {} {}", layer.digest, layer.name, layer.size_bytes);
+        list
+    });
+    PythonPlatform::of_version(version)
+        .ok_or_else(|| invalid(format!("{version:?} is not a version of Python like \"3.11\"")))?;
+    let manifest = format!(
+        "name = \"{name}\"\nkind = \"environment\"\nlibrary = \"{LAYERS_FILE}\"\n\n[python]\nversion = \"{version}\"\n"
+    );
+    let file = PackageFile { path: LAYERS_FILE.to_owned(), data: list.into_bytes(), executable: false };
+    let package = from_files(&manifest, vec![file])?;
+    validate(&encode(&package))?;
+    Ok(package)
+}
+
 /// Returns the canonical encoding: files in the order of their paths.
 pub fn encode(package: &v1::Package) -> Vec<u8> {
     if package.files.is_sorted_by(|a, b| a.path <= b.path) {
@@ -186,32 +206,12 @@ pub fn encode(package: &v1::Package) -> Vec<u8> {
     sorted.encode_to_vec()
 }
 
-/// Returns the digest of an encoded package: "sha256:" and 64 hexadecimal digits.
-pub fn digest(encoded: &[u8]) -> String {
-    let hash = Sha256::digest(encoded);
-    let mut text = String::with_capacity(DIGEST_PREFIX.len() + DIGEST_HEX_DIGITS);
-    text.push_str(DIGEST_PREFIX);
-    for byte in hash {
-        for nibble in [byte >> 4, byte & 0xf] {
-            text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
-        }
-    }
-    text
-}
-
-/// Tells whether this is a digest as [`digest`] writes it, which also makes it safe as the name of a file.
-pub fn is_digest(text: &str) -> bool {
-    text.strip_prefix(DIGEST_PREFIX).is_some_and(|hex| {
-        hex.len() == DIGEST_HEX_DIGITS && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    })
-}
-
 /// Decodes a package and checks all of it.
 pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let size_bytes = encoded.len() as u64;
     check_size(size_bytes)?;
     if zip::is_zip(encoded) {
-        return wheel::validate(encoded, digest(encoded));
+        return validate_layer(encoded);
     }
     let package = v1::Package::decode(encoded)
         .map_err(|error| invalid(format!("the package cannot be decoded: {error}")))?;
@@ -228,41 +228,20 @@ pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     Ok(CheckedPackage { name, digest, functions, builds, profiles, needs, size_bytes, package })
 }
 
-/// The names of the functions, which are the first build's, and the builds.
-fn read_builds(
-    manifest: &Manifest,
-    files: &[PackageFile],
-) -> Result<(Vec<String>, Vec<PackageBuild>), Error> {
-    check_kinds(&manifest.builds)?;
-    let (mut functions, mut builds) = (Vec::new(), Vec::<PackageBuild>::new());
-    for build in &manifest.builds {
-        let library = LibraryFile::read(build, files)?;
-        if builds.is_empty() {
-            functions = library.offered(build)?;
-        }
-        if let Some(other) = builds.iter().find(|other| other.architecture == library.architecture) {
-            return Err(invalid(format!(
-                "the builds {} and {} are both for {}, and only the first would ever run",
-                other.library, build.library, other.architecture
-            )));
-        }
-        builds.push(library.info(build, &functions)?);
-    }
-    Ok((functions, builds))
-}
-
-/// Refuses builds of Python beside others: only interpreters have the function that Python callers call. An environment
-/// is alone, too.
-fn check_kinds(builds: &[Build]) -> Result<(), Error> {
-    let is_environment = |build: &Build| build.kind.as_deref() == Some(PackageKind::Environment.name());
-    if builds.len() > 1 && builds.iter().any(is_environment) {
-        return Err(invalid("the package is an environment and has other builds"));
-    }
-    let is_python = |build: &Build| build.kind.as_deref() == Some(PackageKind::Python.name());
-    if builds.iter().any(is_python) && !builds.iter().all(is_python) {
-        return Err(invalid("the package has builds of Python and of other kinds"));
-    }
-    Ok(())
+/// Checks a layer of environments.
+fn validate_layer(encoded: &[u8]) -> Result<CheckedPackage, Error> {
+    let wheel = wheel::Wheel::read(encoded)?;
+    let build = PackageBuild { kind: wheel::WHEEL.to_owned(), ..PackageBuild::default() };
+    Ok(CheckedPackage {
+        name: wheel.name,
+        digest: digest(encoded),
+        functions: Vec::new(),
+        builds: vec![build],
+        profiles: Vec::new(),
+        needs: None,
+        size_bytes: encoded.len() as u64,
+        package: v1::Package::default(),
+    })
 }
 
 /// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for callers that collect one piece by piece.
@@ -273,10 +252,6 @@ pub fn check_size(size_bytes: u64) -> Result<(), Error> {
     Err(invalid(format!("the package has {size_bytes} bytes or more, at most {MAX_PACKAGE_BYTES} are taken")))
 }
 
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(Code::InvalidPackage, message)
-}
-
 fn library_stem(file_name: &str) -> &str {
     match file_name.find(".so.") {
         Some(end) => &file_name[..end],
@@ -284,25 +259,10 @@ fn library_stem(file_name: &str) -> &str {
     }
 }
 
-fn check_name(what: &str, name: &str) -> Result<(), Error> {
-    if is_name(name) {
-        return Ok(());
-    }
-    Err(invalid(format!("{name:?} is no {what} name: {}", name_form())))
-}
-
-fn check_function_count(count: usize) -> Result<(), Error> {
-    if count <= MAX_FUNCTIONS {
-        return Ok(());
-    }
-    Err(invalid(format!(
-        "the package has {count} functions, at most {MAX_FUNCTIONS} are taken; name some in {MANIFEST_FILE}"
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Code;
 
     fn file(path: &str) -> PackageFile {
         PackageFile { path: path.into(), data: vec![1], executable: false }

@@ -1,7 +1,7 @@
 //! Addresses of packages and functions: `package`, `package/function`, `tenant/package`, `tenant/package/function`.
 
-use super::{is_digest, is_name};
-use crate::names::is_node_name;
+use super::digest::is_digest;
+use crate::names::{is_name, is_node_name};
 
 /// The owner of the packages that operators publish for all tenants. No tenant has this name.
 pub const PUBLIC: &str = "public";

@@ -9,7 +9,9 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64, Sym64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
-use super::{LibraryFile, MAX_SYMBOL_BYTES, PackageKind};
+use super::build::MAX_SYMBOL_BYTES;
+use super::kind::PackageKind;
+use super::library::LibraryFile;
 
 /// Most dynamic symbols that are read.
 const MAX_SYMBOLS: usize = 1 << 18;

@@ -6,14 +6,15 @@
 //! ([`PythonPlatform`]). It has no functions, and is not leased: packages of Python name it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
+use super::address::is_package;
+use super::build::Build;
+use super::digest::is_digest;
+use super::kind::PackageKind;
 use super::library::LibraryFile;
-use super::wheel::WheelName;
-use super::{
-    Build, MANIFEST_FILE, MAX_PACKAGE_BYTES, Manifest, PackageKind, PythonNeeds, PythonPlatform, check_name,
-    invalid, is_digest, is_package,
-};
+use super::platform::PythonPlatform;
+use super::rules::{MANIFEST_FILE, MAX_PACKAGE_BYTES, invalid};
+use super::wheel::{WHEEL, WheelName};
 use crate::Error;
 use crate::v1::{self, PackageBuild, PackageFile, PackageLayer};
 
@@ -44,32 +45,6 @@ impl From<EnvironmentLayer> for PackageLayer {
     fn from(EnvironmentLayer { digest, name, size_bytes }: EnvironmentLayer) -> PackageLayer {
         PackageLayer { digest, name, size_bytes }
     }
-}
-
-/// Makes an environment for this version of Python, as `3.11`.
-///
-/// # Errors
-/// `invalid_package` if the layers cannot be used together.
-pub fn environment_of(
-    name: &str,
-    version: &str,
-    mut layers: Vec<EnvironmentLayer>,
-) -> Result<v1::Package, Error> {
-    check_name("environment", name)?;
-    layers.sort_by(|one, other| one.name.cmp(&other.name));
-    let list = layers.iter().fold(String::new(), |mut list, layer| {
-        let _ = writeln!(list, "{} {} {}", layer.digest, layer.name, layer.size_bytes);
-        list
-    });
-    PythonPlatform::of_version(version)
-        .ok_or_else(|| invalid(format!("{version:?} is not a version of Python like \"3.11\"")))?;
-    let manifest = format!(
-        "name = \"{name}\"\nkind = \"environment\"\nlibrary = \"{LAYERS_FILE}\"\n\n[python]\nversion = \"{version}\"\n"
-    );
-    let file = PackageFile { path: LAYERS_FILE.to_owned(), data: list.into_bytes(), executable: false };
-    let package = super::from_files(&manifest, vec![file])?;
-    super::validate(&super::encode(&package))?;
-    Ok(package)
 }
 
 /// Parses a list of layers.
@@ -194,81 +169,6 @@ pub fn environment_digest(address: &str) -> &str {
     last
 }
 
-/// Entry of a manifest for an environment without its digest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UnpinnedEnvironment {
-    /// The name of an environment.
-    Named(String),
-    /// Requirements, by which it is to be made.
-    Required {
-        /// Path of a file in the package.
-        file: String,
-        /// The required version of Python.
-        version: Option<String>,
-    },
-}
-
-/// The first environment that a package names and that is not pinned yet.
-///
-/// # Errors
-/// `invalid_package` if the manifest is not valid.
-pub fn unpinned_environment(package: &v1::Package) -> Result<Option<UnpinnedEnvironment>, Error> {
-    let builds = Manifest::parse(&package.manifest)?.builds;
-    let unpinned = builds.into_iter().filter_map(|build| build.python).find_map(|needs| match needs {
-        PythonNeeds { environment: Some(address), .. } => {
-            (!is_pinned_environment(&address)).then_some(UnpinnedEnvironment::Named(address))
-        }
-        PythonNeeds { requirements: Some(file), version, .. } => {
-            Some(UnpinnedEnvironment::Required { file, version })
-        }
-        _ => None,
-    });
-    Ok(unpinned)
-}
-
-/// Pins that environment by its address: adds it to the manifest.
-///
-/// # Errors
-/// `invalid_package` if the manifest is written in a way that has to be changed by hand.
-pub fn pin_environment(
-    package: &mut v1::Package,
-    unpinned: &UnpinnedEnvironment,
-    address: &str,
-) -> Result<(), Error> {
-    let manifest = &package.manifest;
-    let are_pinned = |manifest: &str| {
-        let builds = Manifest::parse(manifest).map(|manifest| manifest.builds).unwrap_or_default();
-        let needs = builds.into_iter().filter_map(|build| build.python);
-        needs.filter(|needs| needs.environment.as_deref() == Some(address)).count()
-    };
-    let before = are_pinned(manifest);
-    let text = match unpinned {
-        UnpinnedEnvironment::Named(name) => name,
-        UnpinnedEnvironment::Required { file, .. } => file,
-    };
-    for quote in ['"', '\''] {
-        let quoted = format!("{quote}{text}{quote}");
-        for (at, _) in manifest.match_indices(&quoted) {
-            let (head, tail) = (&manifest[..at], &manifest[at + quoted.len()..]);
-            let pinned = format!("{quote}{address}{quote}");
-            let changes = match unpinned {
-                UnpinnedEnvironment::Named(_) => vec![format!("{head}{pinned}{tail}")],
-                UnpinnedEnvironment::Required { .. } => ["\n", ", "]
-                    .map(|between| format!("{head}{quoted}{between}environment = {pinned}{tail}"))
-                    .to_vec(),
-            };
-            // A change of another occurrence of the same text has no effect.
-            if let Some(changed) = changes.into_iter().find(|changed| are_pinned(changed) > before) {
-                package.manifest = changed;
-                return Ok(());
-            }
-        }
-    }
-    Err(invalid(format!(
-        "{MANIFEST_FILE}: pin the environment by hand, as environment = {address:?} in [python]"
-    )))
-}
-
 impl PackageBuild {
     /// Whether it is an environment.
     pub fn is_environment(&self) -> bool {
@@ -277,7 +177,7 @@ impl PackageBuild {
 
     /// Whether it is a layer of environments.
     pub fn is_layer(&self) -> bool {
-        self.kind == super::wheel::WHEEL
+        self.kind == WHEEL
     }
 }
 
@@ -322,7 +222,7 @@ impl v1::PackageInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package::{digest, encode, validate};
+    use crate::package::{digest, encode, environment_of, validate};
 
     fn layer(name: &str) -> EnvironmentLayer {
         EnvironmentLayer { digest: digest(name.as_bytes()), name: name.to_owned(), size_bytes: 7 }
@@ -395,35 +295,6 @@ mod tests {
             let error = check(more).unwrap_err();
             assert!(error.message.contains(named), "{more}: {error}");
         }
-    }
-
-    #[test]
-    fn pins_what_a_manifest_says_of_environments() {
-        let address = digest(b"e");
-        let head = "name = 'p'\nkind = 'python'\nlibrary = 'm.py'\n";
-        for (python, pinned) in [
-            (
-                "[python]\nrequirements = \"r.txt\" # all\nversion = \"3.11\"\n",
-                "requirements = \"r.txt\"\nenvironment = \"DIGEST\" # all",
-            ),
-            (
-                "python = { requirements = 'r.txt', version = '3.11' }\n",
-                "'r.txt', environment = 'DIGEST', version",
-            ),
-            ("[python]\nenvironment = 'alice/e'\n", "environment = 'DIGEST'"),
-        ] {
-            let mut package = v1::Package { manifest: format!("{head}{python}"), files: Vec::new() };
-            let unpinned = unpinned_environment(&package).unwrap().unwrap();
-            pin_environment(&mut package, &unpinned, &address).unwrap();
-            assert!(package.manifest.contains(&pinned.replace("DIGEST", &address)), "{}", package.manifest);
-            assert_eq!(unpinned_environment(&package).unwrap(), None);
-        }
-        let manifest = format!("{head}[python]\nrequirements = \"r\\u002etxt\"\n");
-        let mut package = v1::Package { manifest, files: Vec::new() };
-        let unpinned = unpinned_environment(&package).unwrap().unwrap();
-        assert_eq!(unpinned, UnpinnedEnvironment::Required { file: "r.txt".into(), version: None });
-        let error = pin_environment(&mut package, &unpinned, &address).unwrap_err();
-        assert!(error.message.contains("by hand"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{BUILT_FOLDER, INFO_FILE, MANIFEST_FILE, MAX_FILES, invalid};
+use super::rules::{BUILT_FOLDER, INFO_FILE, MANIFEST_FILE, MAX_FILES, invalid};
 use crate::Error;
 use crate::text::is_terminal_control;
 use crate::v1::PackageFile;

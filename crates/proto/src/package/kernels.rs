@@ -8,11 +8,11 @@
 //! The rules for a kernel's name, options and sizes are here, for the manager that stores a package and the node that
 //! executes it.
 
-use serde::Deserialize;
-
+use super::build::{Build, MAX_DEADLINE_MS, ManifestFunction};
 use super::files::{check_path, find_file};
+use super::kind::PackageKind;
 use super::library::LibraryFile;
-use super::{Build, MANIFEST_FILE, MAX_DEADLINE_MS, ManifestFunction, PackageKind, invalid};
+use super::rules::{MANIFEST_FILE, invalid};
 use crate::v1::PackageFile;
 use crate::{Code, Error};
 
@@ -33,16 +33,6 @@ pub const MAX_IMAGE_BYTES: u64 = 256 << 20;
 const SPIR_V: [[u8; 4]; 2] = [0x0723_0203_u32.to_le_bytes(), 0x0723_0203_u32.to_be_bytes()];
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-
-/// The `[kernels]` of a manifest: how its sources are compiled, and the limits of one call.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KernelLimits {
-    /// Options for OpenCL's compiler: `-DNAME[=VALUE]` and `-cl-*`.
-    pub options: Option<String>,
-    /// Longest time of a call, in milliseconds; [`super::DEFAULT_DEADLINE_MS`] if it is left out.
-    pub deadline_ms: Option<u64>,
-}
 
 /// Number of work-items that execute a launch, in one dimension. More may execute a kernel than were asked for, up to a
 /// whole work-group, so a kernel must check its index.

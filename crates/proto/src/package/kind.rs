@@ -1,8 +1,7 @@
 //! The kinds of packages: the type of their library, and therefore its executor.
 
 use super::nodejs::{ANY_NODEJS, is_nodejs};
-use super::platform::{ANY_PYTHON, PythonPlatform};
-use super::python::{IMAGE_PYTHON, is_image_python, is_python};
+use super::platform::{ANY_PYTHON, IMAGE_PYTHON, PythonPlatform, is_image_python, is_python};
 use crate::{Code, Error};
 
 /// Type of a package's library.

@@ -5,10 +5,15 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::{
-    KernelLimits, MANIFEST_FILE, NodejsNeeds, PackageKind, Profile, PythonNeeds, check_function_count,
-    check_name, check_path, environment, image, invalid, kernels, manifest_needs, nodejs, profile, python,
+use super::build::{
+    Build, KernelLimits, MAX_DEADLINE_MS, MAX_SYMBOL_BYTES, ManifestFunction, PythonNeeds, WasmLimits,
 };
+use super::files::check_path;
+use super::kind::PackageKind;
+use super::nodejs::NodejsNeeds;
+use super::profile::Profile;
+use super::rules::{MANIFEST_FILE, check_function_count, check_name, invalid, wrong};
+use super::{environment, image, kernels, manifest_needs, nodejs, profile, python};
 use crate::Error;
 use crate::isolation::Isolation;
 use crate::v1::Needs;
@@ -17,12 +22,6 @@ use crate::v1::Needs;
 pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// Most builds of a package.
 pub const MAX_BUILDS: usize = 16;
-/// Longest symbol that a manifest may name, in bytes.
-pub const MAX_SYMBOL_BYTES: usize = 255;
-/// Longest time of a call of a WebAssembly function if its package names none, in milliseconds.
-pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
-/// The longest time that a package may give its calls, in milliseconds: a day.
-pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// Content of `sublet.toml`.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,65 +35,6 @@ pub struct Manifest {
     pub profiles: Vec<Profile>,
     /// Environment variables, secrets, folders and temporary space of all builds' functions.
     pub needs: Needs,
-}
-
-/// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all these
-/// fields at its top.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Build {
-    /// The path of the library in the package.
-    pub library: String,
-    /// Kind of the library, if its first bytes do not show it: `python`, `nodejs`, `opencl` or `cuda`.
-    pub kind: Option<String>,
-    /// Whether the functions open connections by themselves. Only nodes that lend their network then execute them.
-    #[serde(default)]
-    pub network: bool,
-    /// The OCI image in whose file system the functions run, as `REGISTRY/NAME:TAG@sha256:...`. Without a digest it can
-    /// neither be stored nor run: [`super::pin_image`].
-    pub image: Option<String>,
-    /// The functions that are offered. Empty: every exported C function.
-    #[serde(default, rename = "function")]
-    pub functions: Vec<ManifestFunction>,
-    /// Limits of calls of a WebAssembly module.
-    pub wasm: Option<WasmLimits>,
-    /// How kernels are compiled, and the limits of their calls.
-    pub kernels: Option<KernelLimits>,
-    /// Requirements for the Python.
-    pub python: Option<PythonNeeds>,
-    /// Requirements for the Node.js.
-    pub nodejs: Option<NodejsNeeds>,
-}
-
-/// The `[wasm]` of a manifest: the limits of one call of a WebAssembly function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WasmLimits {
-    /// Longest time of the call, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
-    pub deadline_ms: Option<u64>,
-    /// The largest size of its linear memory, in bytes, including input and output. If it is left out, its part of the
-    /// lease's memory, which is never exceeded.
-    pub memory_bytes: Option<u64>,
-    /// Units of fuel that it may burn, about one for each instruction; no limit if it is left out.
-    pub fuel: Option<u64>,
-}
-
-/// One `[[function]]` of a manifest, or the fields in which a `[[build.function]]` differs for its build.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ManifestFunction {
-    /// Name by which callers call it.
-    pub name: String,
-    /// Symbol that the library exports, or a package's kernel; the same as the name if it is left out.
-    pub symbol: Option<String>,
-    /// Path of a kernel's program; the build's library if it is left out.
-    pub program: Option<String>,
-    /// Least number of work-items that execute a kernel; 1 if it is left out.
-    pub items: Option<u32>,
-    /// Bytes of input for each work-item of a kernel; any number if it is left out.
-    pub bytes_per_item: Option<u32>,
-    /// Work-items of a kernel's group; the driver chooses if it is left out.
-    pub group: Option<u32>,
 }
 
 /// A manifest as it is written, in either form.
@@ -221,20 +161,6 @@ impl Written {
 }
 
 impl Build {
-    /// Returns its named kind, if it has to name one.
-    ///
-    /// # Errors
-    /// `invalid_package` if it names a kind that need not, or cannot, be named.
-    pub fn said_kind(&self) -> Result<Option<PackageKind>, Error> {
-        let Some(name) = &self.kind else { return Ok(None) };
-        let kind = PackageKind::parse(name).ok().filter(|kind| kind.is_said());
-        kind.map(Some).ok_or_else(|| {
-            wrong(format!(
-                "says the kind {name:?}, which is not python, nodejs, environment, opencl or cuda: only these are named"
-            ))
-        })
-    }
-
     /// Adds all of the package's functions; the build's own fields take precedence over those for all builds.
     fn with_functions(mut self, functions: &[ManifestFunction]) -> Result<Build, Error> {
         check_functions(&self.functions)?;
@@ -330,11 +256,6 @@ impl Build {
 }
 
 impl ManifestFunction {
-    /// Returns the library's symbol of the function.
-    pub fn symbol(&self) -> &str {
-        self.symbol.as_deref().unwrap_or(&self.name)
-    }
-
     /// Merges two descriptions; the fields of this one take precedence.
     fn before(&self, other: &ManifestFunction) -> ManifestFunction {
         ManifestFunction {
@@ -369,10 +290,6 @@ fn check_functions(functions: &[ManifestFunction]) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-pub(super) fn wrong(what: String) -> Error {
-    invalid(format!("{MANIFEST_FILE} {what}"))
 }
 
 #[cfg(test)]

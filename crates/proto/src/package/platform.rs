@@ -1,4 +1,5 @@
-//! The platforms of Python: what an interpreter of a node is, and what the wheels of an environment need.
+//! The architectures of Python: the version and platform of a node's interpreter, and those that a build or the wheels of
+//! an environment need.
 //!
 //! A platform is written like an architecture: `python3.11-x86_64-glibc2.36` for an interpreter of that version, on that
 //! processor, with that C library. Wheels that need `python3.11-x86_64-glibc2.17` run there. Pure Python needs `python3.11`.
@@ -7,6 +8,10 @@ use std::fmt;
 
 /// The architecture of builds that run on every Python.
 pub const ANY_PYTHON: &str = "python";
+/// The architecture of nodes that execute functions by the Python of their image.
+pub const IMAGE_PYTHON: &str = "python-image";
+/// End of the architecture of builds that are executed by the Python of their image.
+pub(super) const OF_IMAGE: &str = "-image";
 
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +149,35 @@ fn libc_of(tag: &str) -> Option<(&'static str, (u32, u32), &str)> {
     Some((libc, version_of(&format!("{major}.{minor}"))?, architecture))
 }
 
+/// The architecture that an interpreter of this version is, as `python3.11` of `3.11` or `3.11.2`.
+pub fn python_architecture(version: &str) -> Option<String> {
+    let mut numbers = version.split('.');
+    let (major, minor) = (numbers.next()?, numbers.next()?);
+    let is_number = |text: &str| (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(major) && is_number(minor)).then(|| format!("{ANY_PYTHON}{major}.{minor}"))
+}
+
+/// Tells whether an architecture is that of an interpreter, which nodes have beside their processors.
+pub fn is_python(architecture: &str) -> bool {
+    is_version(without_image(architecture)) || PythonPlatform::parse(architecture).is_some()
+}
+
+/// Tells whether a build of this architecture is executed by the Python of its image.
+pub fn is_image_python(architecture: &str) -> bool {
+    architecture.strip_suffix(OF_IMAGE).is_some_and(is_version)
+}
+
+/// The architecture of a Python of the same version that is not an image's: the name of an interpreter.
+pub fn without_image(architecture: &str) -> &str {
+    architecture.strip_suffix(OF_IMAGE).unwrap_or(architecture)
+}
+
+/// Whether this is `python`, or `python3.11`.
+fn is_version(architecture: &str) -> bool {
+    let version = architecture.strip_prefix(ANY_PYTHON);
+    version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,5 +239,15 @@ mod tests {
         assert_eq!(both(old, "python3.11-aarch64-glibc2.17"), None);
         assert_eq!(both(old, "python3.11-x86_64-musl1.2"), None);
         assert_eq!(both(old, "python3.12"), None);
+    }
+
+    #[test]
+    fn names_architecture_without_last_number_of_version() {
+        assert_eq!(python_architecture("3.11.2").as_deref(), Some("python3.11"));
+        for version in ["3", "", "3.", "3.x", "three.1", "3.1234"] {
+            assert_eq!(python_architecture(version), None, "{version}");
+        }
+        assert!(is_python("python") && is_python("python3.9"));
+        assert!(!is_python("pythonic") && !is_python("x86_64") && !is_python("python3"));
     }
 }

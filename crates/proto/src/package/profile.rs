@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::invalid;
-use super::manifest::wrong;
+use super::kind::{is_device, is_processor_kind};
+use super::rules::{invalid, wrong};
 use crate::Error;
-use crate::package::{is_device, is_processor_kind};
 use crate::v1;
 
 /// Most profiles of a package.

@@ -9,71 +9,24 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
-
+use super::address::is_package;
+use super::build::{Build, ManifestFunction, PythonNeeds};
+use super::environment;
+use super::files::check_path;
+use super::kind::PackageKind;
 use super::library::LibraryFile;
-pub use super::platform::ANY_PYTHON;
-use super::{
-    Build, MANIFEST_FILE, ManifestFunction, PackageKind, PythonPlatform, check_path, environment, invalid,
-    is_package,
-};
+use super::platform::{OF_IMAGE, python_architecture};
+use super::rules::wrong;
 use crate::Error;
 
-/// The architecture of nodes that execute functions by the Python of their image.
-pub const IMAGE_PYTHON: &str = "python-image";
-/// End of the architecture of builds that are executed by the Python of their image.
-const OF_IMAGE: &str = "-image";
+pub use super::platform::{ANY_PYTHON, without_image};
+
 /// The function by which Python callers call any other: the last one of each package of Python.
 pub const CALL: &str = "sublet.call";
 /// Most modules that a package has imported ahead.
 pub const MAX_IMPORTS: usize = 64;
 /// Longest name of a module, in bytes.
 pub const MAX_MODULE_BYTES: usize = 128;
-
-/// The `[python]` of a manifest: requirements for its interpreter.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PythonNeeds {
-    /// The version without its last number, as `3.11`; any if it is left out.
-    pub version: Option<String>,
-    /// Modules that are imported before a worker is requested, if its node has them warm.
-    #[serde(default)]
-    pub imports: Vec<String>,
-    /// File of the package, or a lock file, that says which distributions its functions import. They are resolved when
-    /// the package is deployed, which names the environment.
-    pub requirements: Option<String>,
-    /// The environment in which its functions run: NAME, TENANT/NAME or a digest. A stored package has a digest.
-    pub environment: Option<String>,
-}
-
-/// The architecture that an interpreter of this version is, as `python3.11` of `3.11` or `3.11.2`.
-pub fn python_architecture(version: &str) -> Option<String> {
-    let mut numbers = version.split('.');
-    let (major, minor) = (numbers.next()?, numbers.next()?);
-    let is_number = |text: &str| (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
-    (is_number(major) && is_number(minor)).then(|| format!("{ANY_PYTHON}{major}.{minor}"))
-}
-
-/// Tells whether an architecture is that of an interpreter, which nodes have beside their processors.
-pub fn is_python(architecture: &str) -> bool {
-    is_version(without_image(architecture)) || PythonPlatform::parse(architecture).is_some()
-}
-
-/// Tells whether a build of this architecture is executed by the Python of its image.
-pub fn is_image_python(architecture: &str) -> bool {
-    architecture.strip_suffix(OF_IMAGE).is_some_and(is_version)
-}
-
-/// The architecture of a Python of the same version that is not an image's: the name of an interpreter.
-pub fn without_image(architecture: &str) -> &str {
-    architecture.strip_suffix(OF_IMAGE).unwrap_or(architecture)
-}
-
-/// Whether this is `python`, or `python3.11`.
-fn is_version(architecture: &str) -> bool {
-    let version = architecture.strip_prefix(ANY_PYTHON);
-    version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
-}
 
 /// Describes the library of a build of Python.
 pub(super) fn read(build: &Build) -> Result<LibraryFile<'_>, Error> {
@@ -188,14 +141,10 @@ fn is_identifier(text: &str) -> bool {
     text.chars().next().is_some_and(is_letter) && text.chars().all(|c| is_letter(c) || c.is_alphanumeric())
 }
 
-fn wrong(what: String) -> Error {
-    invalid(format!("{MANIFEST_FILE} {what}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package::{encode, from_files, validate};
+    use crate::package::{IMAGE_PYTHON, encode, from_files, validate};
     use crate::v1::PackageFile;
 
     fn checked(manifest: &str) -> Result<crate::package::CheckedPackage, Error> {
@@ -253,15 +202,5 @@ mod tests {
         assert!(
             message(&format!("{MODULE}[python]\nimports=[{}]", imports.join(","))).contains("65 modules")
         );
-    }
-
-    #[test]
-    fn names_architecture_without_last_number_of_version() {
-        assert_eq!(python_architecture("3.11.2").as_deref(), Some("python3.11"));
-        for version in ["3", "", "3.", "3.x", "three.1", "3.1234"] {
-            assert_eq!(python_architecture(version), None, "{version}");
-        }
-        assert!(is_python("python") && is_python("python3.9"));
-        assert!(!is_python("pythonic") && !is_python("x86_64") && !is_python("python3"));
     }
 }

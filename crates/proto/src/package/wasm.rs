@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{LibraryFile, MAX_SYMBOL_BYTES, PORTABLE, PackageKind};
+use super::build::MAX_SYMBOL_BYTES;
+use super::kind::{PORTABLE, PackageKind};
+use super::library::LibraryFile;
 
 /// The modules whose functions a module may import: Sublet's own, and the supported part of WASI.
 const OFFERED: [&str; 2] = ["sublet", "wasi_snapshot_preview1"];

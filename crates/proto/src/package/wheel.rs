@@ -12,9 +12,10 @@ use base64::engine::general_purpose::{GeneralPurpose, NO_PAD};
 use sha2::{Digest, Sha256};
 
 use super::files::check_path;
-use super::{CheckedPackage, PythonPlatform, invalid, zip};
+use super::platform::PythonPlatform;
+use super::rules::invalid;
+use super::zip;
 use crate::Error;
-use crate::v1::PackageBuild;
 
 /// The kind of layers.
 pub const WHEEL: &str = "wheel";
@@ -185,22 +186,6 @@ pub fn has_hash(content: &[u8], hash: &[u8; 32]) -> bool {
 /// The path of the record of an unpacked wheel.
 pub fn record_path(name: &str) -> String {
     format!("{}/{name}.dist-info/{RECORD}", Scheme::Site.folder())
-}
-
-/// Checks a layer that was sent.
-pub(super) fn validate(encoded: &[u8], digest: String) -> Result<CheckedPackage, Error> {
-    let wheel = Wheel::read(encoded)?;
-    let build = PackageBuild { kind: WHEEL.to_owned(), ..PackageBuild::default() };
-    Ok(CheckedPackage {
-        name: wheel.name,
-        digest,
-        functions: Vec::new(),
-        builds: vec![build],
-        profiles: Vec::new(),
-        needs: None,
-        size_bytes: encoded.len() as u64,
-        package: crate::v1::Package::default(),
-    })
 }
 
 /// The distribution and its version: what the one folder `*.dist-info` is called.
