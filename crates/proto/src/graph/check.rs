@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
-use super::{
+use super::model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENTS, MAX_CONDITION_BYTES,
     MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed,
     MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,

@@ -10,7 +10,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{
+use super::model::{
     Component, Compute, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights, Problem,
     Relation, Resources, Role, RunLimits, VERSION,
 };
