@@ -33,6 +33,7 @@ mod answers;
 mod calls;
 pub mod channel;
 mod client;
+mod components;
 mod context;
 mod control;
 pub mod engine;
@@ -49,6 +50,7 @@ pub mod spawned;
 pub mod swapping;
 mod threads;
 mod variables;
+pub mod worker_run;
 
 /// Number of polls of the line between two readings of the clock: large enough that a call seldom waits for the clock,
 /// small enough that the latest reading tells when the call came.

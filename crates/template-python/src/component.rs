@@ -18,7 +18,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{BufferUse, BufferView};
-use sublet_runtime::worker::channel::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
+use sublet_runtime::worker::channel::Channel;
+use sublet_runtime::worker::worker_run::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
 use sublet_xpu::SharedBytes;
 
 use crate::shared::{bytes_of, bytes_of_mut};
@@ -81,12 +82,12 @@ unsafe impl Sync for PyPiece {}
 /// Returns the index of this instance of its component, and the number of instances. Outside of a run, returns 0 and 1.
 #[pyfunction]
 pub(crate) fn instance() -> (u32, u32) {
-    channel::run().map_or((0, 1), |run| (run.instance(WORKER), run.instances))
+    worker_run::current().map_or((0, 1), |run| (run.instance(WORKER), run.instances))
 }
 
 /// Returns the run that the current call belongs to.
 fn present() -> Result<Arc<WorkerRun>, Error> {
-    channel::run().ok_or_else(|| {
+    worker_run::current().ok_or_else(|| {
         let message = "this call is not of a graph's run, and has no memory components";
         Error::new(Code::InvalidArgument, message)
     })
@@ -159,7 +160,7 @@ pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<PyChanne
 /// # Errors
 /// If the writes could not be published.
 pub(crate) fn settle(py: Python<'_>) -> Result<(), Error> {
-    let Some(run) = channel::run() else { return Ok(()) };
+    let Some(run) = worker_run::current() else { return Ok(()) };
     py.detach(|| run.sync(WORKER))
 }
 
@@ -168,10 +169,10 @@ impl PyChannel {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        what: impl FnOnce(&channel::Channel) -> Result<T, Error> + Send,
+        what: impl FnOnce(&Channel) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let done = py.detach(|| {
-            if !channel::run().is_some_and(|run| Arc::ptr_eq(&run, &self.run)) {
+            if !worker_run::current().is_some_and(|run| Arc::ptr_eq(&run, &self.run)) {
                 return Err(Error::new(Code::LeaseEnded, "the run of this channel is over: open it again"));
             }
             what(self.run.channels()[self.number].used_by(WORKER)?)
@@ -211,7 +212,7 @@ impl PyChannel {
         py: Python<'_>,
         offset: u64,
         from: &Bound<'_, PyAny>,
-        write: fn(&channel::Channel, u64, SharedBytes<'_>) -> Result<(), Error>,
+        write: fn(&Channel, u64, SharedBytes<'_>) -> Result<(), Error>,
     ) -> PyResult<()> {
         let view = BufferView::of(from, BufferUse::Reading)?;
         self.with(py, |channel| write(channel, offset, bytes_of(&view)))
@@ -222,7 +223,7 @@ impl PyChannel {
 impl PyChannel {
     /// Length of the component, in bytes.
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, channel::Channel::len_bytes)
+        self.with(py, Channel::len_bytes)
     }
 
     /// Whether the graph's edge to the component allows writes.
@@ -244,12 +245,12 @@ impl PyChannel {
 
     /// Copies an object's bytes in.
     fn write(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.copy_in(py, offset, data, channel::Channel::write)
+        self.copy_in(py, offset, data, Channel::write)
     }
 
     /// Copies an object's bytes in, and does not wait until others can read them.
     fn write_async(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.copy_in(py, offset, data, channel::Channel::write_async)
+        self.copy_in(py, offset, data, Channel::write_async)
     }
 
     /// Begins to copy bytes out, and does not wait for them.
@@ -282,7 +283,7 @@ impl PyChannel {
 
     /// Publishes this instance's writes to the other readers, and makes the writes that others synced visible here.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, channel::Channel::sync)
+        self.with(py, Channel::sync)
     }
 
     /// Requests bytes from other machines that will be read soon.

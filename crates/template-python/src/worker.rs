@@ -17,12 +17,12 @@ use sublet_proto::package::python::CALL;
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{BufferUse, BufferView, Exporter};
 use sublet_runtime::frames::{self, FETCH, FREES, IN_USE, Piece, Source};
-use sublet_runtime::worker::channel;
 use sublet_runtime::worker::engine::{
     CallInput, CallOutput, Engine, EngineLoad, ErrorMessage, FunctionCaller,
 };
 use sublet_runtime::worker::program;
 use sublet_runtime::worker::spawned::SpawnedProgram;
+use sublet_runtime::worker::worker_run;
 
 use crate::call_memory::{self, CallMemory};
 use crate::component;
@@ -212,7 +212,7 @@ impl PythonCaller<'_> {
     /// failure report into the output, and returns the report's length in bytes.
     #[cold]
     fn report(&self, py: Python<'_>, error: &PyErr, output: &mut CallOutput<'_>) -> u32 {
-        let capacity = channel::run().map_or(0, |_| output.capacity());
+        let capacity = worker_run::current().map_or(0, |_| output.capacity());
         let value = error.value(py);
         // Python sets this only where Python code catches it.
         let _ = value.setattr("__traceback__", error.traceback(py));

@@ -56,10 +56,10 @@ fn call(
     input: (*mut c_void, u32),
     (output, capacity): (*mut c_void, u32),
 ) -> Result<u32, Error> {
-    let library = context.library.ok_or_else(|| unknown(name))?;
-    // SAFETY: it lives as long as the process.
-    let library = unsafe { library.as_ref() };
-    let function = library.named(name).ok_or_else(|| unknown(name))?;
+    let functions = context.functions.ok_or_else(|| unknown(name))?;
+    // SAFETY: they live as long as the process.
+    let functions = unsafe { functions.as_ref() };
+    let function = functions.named(name).ok_or_else(|| unknown(name))?;
     if context.depth >= MAX_DEPTH {
         let message = format!("functions call each other {MAX_DEPTH} deep, and no deeper");
         return Err(Error::new(Code::InvalidArgument, message));
@@ -70,7 +70,7 @@ fn call(
     let outer = context.capacity();
     context.depth += 1;
     context.begin(capacity);
-    let called = library.invoke(context, function, input, output);
+    let called = functions.invoke(context, function, input, output);
     context.depth -= 1;
     context.resume(outer);
     match called {

@@ -1,7 +1,8 @@
 //! Implements channels: the memory components that a component's functions access in a worker process, as in Scad's
 //! Figure 3.
 //!
-//! A client that runs a graph sends the process its run ([`take`]), with a socket on which the process requests memory.
+//! A client that runs a graph sends the process its run ([`worker_run`](super::worker_run)), with a socket on which the
+//! process requests memory.
 //! Pieces of this machine are mapped, and those of others are reached by connections
 //! ([`pieces`](crate::memory::pieces)). The process requests only pieces that it does not have yet; the component grows
 //! if they do not exist. The component's length, and whether it is over, are stored in a page that all processes with
@@ -19,8 +20,8 @@
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region};
@@ -30,41 +31,21 @@ use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error};
 
-use super::mailbox::Mailbox;
-pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
 use super::preparation::descriptors;
-use super::swapping;
 use crate::lease::link::{lock, protocol};
 use crate::memory::piece::MemoryPiece;
 use crate::memory::pieces::{CacheSize, PieceOwner, Pieces};
 use crate::memory::{RawReading, Reading};
 use client::{ComponentExtent, GraphClient, RequestSocket, answer};
 
+pub use state_page::OVER_AT;
+pub(crate) use state_page::{ENDED_AT, LEN_AT};
+
 mod client;
+mod state_page;
 
 /// Longest time until the client describes its run's channels. Later answers may take as long as a lease.
 const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The caches of all channels have this part of the process's memory, at most.
-const CACHES_PART: u64 = 8;
-
-/// Offset of the component's length in its state page, in bytes.
-pub(crate) const LEN_AT: u64 = 0;
-/// Offset of the flag that the component is over.
-pub const OVER_AT: u64 = 8;
-/// Offset of the bits that say which ends of a mailbox have ended.
-pub(crate) const ENDED_AT: u64 = 16;
-
-/// The run for which this process executes a component now.
-static RUN: RwLock<Option<Arc<WorkerRun>>> = RwLock::new(None);
-
-/// A run, as a worker process knows it.
-pub struct WorkerRun {
-    first_instance: u32,
-    /// Number of instances that execute the component.
-    pub instances: u32,
-    channels: Vec<Channel>,
-}
 
 /// The way to a memory component; see the [module](self).
 pub struct Channel {
@@ -73,9 +54,9 @@ pub struct Channel {
     limit_bytes: u64,
     pieces: Pieces,
     /// Set if the channel carries messages.
-    mailbox: Option<v1::Mailbox>,
+    pub(super) mailbox: Option<v1::Mailbox>,
     /// Set if the channel is the process's swap space.
-    is_swap: bool,
+    pub(super) is_swap: bool,
     client: Arc<GraphClient>,
     /// State of each worker of the process. Written by that worker; others only read it.
     uses: Box<[AtomicU32]>,
@@ -88,37 +69,8 @@ const USED: u32 = 1;
 /// State of a worker that has released a channel.
 const RELEASED: u32 = 2;
 
-/// The run, if there is one.
-pub fn run() -> Option<Arc<WorkerRun>> {
-    RUN.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
-}
-
-/// Accepts a client's run, in place of the previous one, for `workers` workers. The cache of remote memory uses a part
-/// of the process's own memory.
-pub(super) fn take(
-    message: &v1::Run,
-    fds: Vec<OwnedFd>,
-    workers: usize,
-    memory_bytes: u64,
-) -> Result<(), Error> {
-    let channels = match message.channels {
-        0 => Vec::new(),
-        count => {
-            let cache = CacheSize::within(memory_bytes / CACHES_PART / u64::from(count));
-            receive_channels(count, fds, workers, cache)?
-        }
-    };
-    let (first_instance, instances) = (message.first_instance, message.instances);
-    let run = WorkerRun { first_instance, instances, channels };
-    let swaps = run.swap_space().is_ok();
-    *RUN.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Arc::new(run));
-    if swaps {
-        swapping::turn_on();
-    }
-    Ok(())
-}
-
-fn receive_channels(
+/// Receives the channels of a run for `workers` workers, each with a cache of this size.
+pub(super) fn receive(
     count: u32,
     fds: Vec<OwnedFd>,
     workers: usize,
@@ -127,99 +79,6 @@ fn receive_channels(
     let [socket] = descriptors("a run", fds)?;
     let request_socket = Arc::new(Mutex::new(RequestSocket::new(PacketSocket::from(socket))));
     (0..count).map(|number| Channel::receive(number, &request_socket, workers, cache)).collect()
-}
-
-impl WorkerRun {
-    /// The number of the instance that a worker of this process executes.
-    pub fn instance(&self, worker: u32) -> u32 {
-        self.first_instance.saturating_add(worker)
-    }
-
-    /// The channel to a component.
-    ///
-    /// # Errors
-    /// `invalid_argument` without an access edge to it.
-    pub fn channel(&self, component: &str) -> Result<&Channel, Error> {
-        let mut memory = self.channels.iter().filter(|channel| channel.mailbox.is_none() && !channel.is_swap);
-        memory.find(|channel| channel.name == component).ok_or_else(|| {
-            let message = format!("the graph has no access edge from this component to {component:?}");
-            Error::new(Code::InvalidArgument, message)
-        })
-    }
-
-    /// Sends a message to an instance of a component, which receives it later. Waits at most until the deadline for
-    /// free space in its queue. `own` is the sender's instance.
-    ///
-    /// # Errors
-    /// `invalid_argument` without a message edge to the component, for an instance that it does not have, or more than
-    /// 64 KiB; `deadline_exceeded`; `lease_ended` if the component has ended.
-    pub fn send(
-        &self,
-        own: u32,
-        (component, to): (&str, u32),
-        message: SharedBytes<'_>,
-        deadline: Option<Instant>,
-    ) -> Result<(), Error> {
-        self.mailbox(component)?.send(own, to, message, deadline)
-    }
-
-    /// Takes the next message that any instance of a component has sent to this one, and waits for it at most until the
-    /// deadline. Returns its length and the number of its sender.
-    ///
-    /// # Errors
-    /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component
-    /// has ended and no message of it is left.
-    pub fn receive(
-        &self,
-        own: u32,
-        component: &str,
-        into: SharedBytesMut<'_>,
-        deadline: Option<Instant>,
-    ) -> Result<(u32, u32), ReceiveError> {
-        self.mailbox(component)?.receive(own, into, deadline)
-    }
-
-    /// The channel of this process's swap space.
-    ///
-    /// # Errors
-    /// `internal` if the run has none.
-    pub(super) fn swap_space(&self) -> Result<&Channel, Error> {
-        self.channels
-            .iter()
-            .find(|channel| channel.is_swap)
-            .ok_or_else(|| Error::new(Code::Internal, "the run has no memory to swap to"))
-    }
-
-    fn mailbox(&self, component: &str) -> Result<Mailbox<'_>, Error> {
-        let of = |channel: &&Channel| channel.mailbox.as_ref().is_some_and(|told| told.peer == component);
-        let none = || {
-            let message = format!("the graph has no message edge between this component and {component:?}");
-            Error::new(Code::InvalidArgument, message)
-        };
-        let channel = self.channels.iter().find(of).ok_or_else(none)?;
-        let told = channel.mailbox.as_ref().ok_or_else(none)?;
-        Ok(Mailbox { channel, told })
-    }
-
-    /// Makes all writes visible to other processes, except those to channels that the worker has released.
-    ///
-    /// # Errors
-    /// The reason why a component is over.
-    pub fn sync(&self, worker: u32) -> Result<(), Error> {
-        self.channels.iter().filter(|channel| !channel.is_released(worker)).try_for_each(Channel::sync)
-    }
-
-    /// A worker's function has returned: it accesses nothing any more.
-    pub(super) fn rest(&self, worker: u32) {
-        for channel in self.channels.iter().filter(|channel| !channel.is_released(worker)) {
-            channel.set_use(worker, UNUSED);
-        }
-    }
-
-    /// The channels, in the order of the edges.
-    pub fn channels(&self) -> &[Channel] {
-        &self.channels
-    }
 }
 
 impl Channel {
@@ -538,6 +397,11 @@ impl Channel {
         self.client.ask(asked, |piece| self.pieces.add(Arc::new(piece)))
     }
 
+    /// Registers that a worker's function has returned: it accesses nothing any more.
+    pub(super) fn rest(&self, worker: u32) {
+        self.set_use(worker, UNUSED);
+    }
+
     fn use_of(&self, worker: u32) -> u32 {
         // A worker number that the process does not have counts as released.
         self.uses.get(worker as usize).map_or(RELEASED, |used| used.load(Ordering::Acquire))
@@ -549,7 +413,8 @@ impl Channel {
         }
     }
 
-    fn is_released(&self, worker: u32) -> bool {
+    /// Whether a worker has released the channel.
+    pub(super) fn is_released(&self, worker: u32) -> bool {
         self.use_of(worker) == RELEASED
     }
 

@@ -13,7 +13,6 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
 use super::answers::{Answer, ConnectionData, check_number, check_results, ready, second_connection};
-use super::channel;
 use super::preparation::descriptors;
 use super::remote::RemoteClient;
 use super::threads::WorkerProcessState;
@@ -58,7 +57,7 @@ impl WorkerClient {
                 ClientConnection::Connecting(_) | ClientConnection::Connected(_),
                 client_to_worker::Body::Run(run),
             ) => {
-                channel::take(&run, packet.fds, self.process.workers(), self.process.setup.memory_bytes)?;
+                self.process.take_run(&run, packet.fds)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
             (ClientConnection::Remote(remote), body) => remote.take(body, packet.fds, self.control),

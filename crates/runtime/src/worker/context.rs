@@ -1,21 +1,44 @@
-//! Provides the fourth argument of a function's long form: `struct sublet_context` of `sublet_function.h`, and
-//! its operations.
+//! The context of a call, and the functions of a package that are called with it.
 //!
-//! Nothing here is on the path of a call that does not use it.
+//! The context is the fourth argument of a function's long form: `struct sublet_context` of `sublet_function.h`. Its
+//! operations are in [`components`](super::components).
 
-use std::ffi::{CStr, c_char, c_void};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
-use super::calls::sublet_context_call;
-use super::channel::{self, Channel, ReceiveError, WorkerRun};
-use super::library::LoadedLibrary;
+use super::channel::Channel;
+use super::worker_run::{self, WorkerRun};
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
+
+/// A function of a package.
+pub(super) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut CallContext) -> u32;
+
+/// The C++ guard, which calls a function and catches its exceptions.
+pub(super) type GuardedCall = unsafe extern "C" fn(
+    Function,
+    *mut c_void,
+    u32,
+    *mut c_void,
+    *mut CallContext,
+    *mut u32,
+    *mut c_char,
+    usize,
+) -> c_int;
+
+/// The functions of a package's shared object.
+pub(super) struct PackageFunctions {
+    /// The functions in the order of their indexes.
+    pub(super) indexed: Vec<Function>,
+    /// The functions by their names in the package.
+    pub(super) names: HashMap<CString, Function>,
+    /// Set if the package has C++ code.
+    pub(super) guard: Option<GuardedCall>,
+}
 
 /// The context of a call, with the front that `sublet_function.h` declares.
 #[repr(C)]
@@ -23,39 +46,40 @@ pub(super) struct CallContext {
     size_bytes: u32,
     capacity: u32,
     fail: unsafe extern "C" fn(*mut CallContext, *const c_char),
-    components: &'static Components,
+    components: &'static ContextOperations,
     pub(super) failed: bool,
     pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
-    worker: u32,
-    /// The library whose functions the call may call by their names.
-    pub(super) library: Option<NonNull<LoadedLibrary>>,
+    pub(super) worker: u32,
+    /// The functions that the call may call by their names.
+    pub(super) functions: Option<NonNull<PackageFunctions>>,
     /// The depth of nested calls.
     pub(super) depth: u32,
     /// The run, once a function has asked for it in the current call.
     run: Option<Arc<WorkerRun>>,
     /// Outstanding reads, each with its channel.
-    reading: Vec<(u32, RawReading)>,
+    pub(super) reading: Vec<(u32, RawReading)>,
     /// Reason why the latest access failed, ended by a 0.
-    why: [u8; MAX_MESSAGE_BYTES as usize + 1],
+    pub(super) why: [u8; MAX_MESSAGE_BYTES as usize + 1],
 }
 
 /// `struct sublet_components`.
 #[repr(C)]
-struct Components {
-    instance: unsafe extern "C" fn(*mut CallContext) -> u32,
-    instances: unsafe extern "C" fn(*mut CallContext) -> u32,
-    why: unsafe extern "C" fn(*mut CallContext) -> *const c_char,
-    open: unsafe extern "C" fn(*mut CallContext, *const c_char, *mut u32) -> u32,
-    size: unsafe extern "C" fn(*mut CallContext, u32, *mut u64) -> u32,
-    read: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
-    write: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
-    grow: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
-    map: unsafe extern "C" fn(*mut CallContext, u32, u64, u64, *mut *mut c_void) -> u32,
-    read_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
-    prefetch: unsafe extern "C" fn(*mut CallContext, u32, u64, u64) -> u32,
-    sync: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
-    send: unsafe extern "C" fn(*mut CallContext, *const c_char, u32, *const c_void, u64, u64) -> u32,
-    receive: unsafe extern "C" fn(
+pub(super) struct ContextOperations {
+    pub(super) instance: unsafe extern "C" fn(*mut CallContext) -> u32,
+    pub(super) instances: unsafe extern "C" fn(*mut CallContext) -> u32,
+    pub(super) why: unsafe extern "C" fn(*mut CallContext) -> *const c_char,
+    pub(super) open: unsafe extern "C" fn(*mut CallContext, *const c_char, *mut u32) -> u32,
+    pub(super) size: unsafe extern "C" fn(*mut CallContext, u32, *mut u64) -> u32,
+    pub(super) read: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
+    pub(super) write: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
+    pub(super) grow: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
+    pub(super) map: unsafe extern "C" fn(*mut CallContext, u32, u64, u64, *mut *mut c_void) -> u32,
+    pub(super) read_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
+    pub(super) prefetch: unsafe extern "C" fn(*mut CallContext, u32, u64, u64) -> u32,
+    pub(super) sync: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
+    pub(super) send:
+        unsafe extern "C" fn(*mut CallContext, *const c_char, u32, *const c_void, u64, u64) -> u32,
+    pub(super) receive: unsafe extern "C" fn(
         *mut CallContext,
         *const c_char,
         *mut c_void,
@@ -64,10 +88,10 @@ struct Components {
         *mut u64,
         *mut u32,
     ) -> u32,
-    write_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
-    resize: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
-    release: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
-    call: unsafe extern "C" fn(
+    pub(super) write_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
+    pub(super) resize: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
+    pub(super) release: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
+    pub(super) call: unsafe extern "C" fn(
         *mut CallContext,
         *const c_char,
         *const c_void,
@@ -78,38 +102,74 @@ struct Components {
     ) -> u32,
 }
 
-static COMPONENTS: Components = Components {
-    instance: sublet_context_instance,
-    instances: sublet_context_instances,
-    why: sublet_context_why,
-    open: sublet_context_open,
-    size: sublet_context_size,
-    read: sublet_context_read,
-    write: sublet_context_write,
-    grow: sublet_context_grow,
-    map: sublet_context_map,
-    read_async: sublet_context_read_async,
-    prefetch: sublet_context_prefetch,
-    sync: sublet_context_sync,
-    send: sublet_context_send,
-    receive: sublet_context_receive,
-    write_async: sublet_context_write_async,
-    resize: sublet_context_resize,
-    release: sublet_context_release,
-    call: sublet_context_call,
-};
+impl PackageFunctions {
+    /// A function by its index in the package.
+    #[inline(always)]
+    pub(super) fn at(&self, index: u16) -> Option<Function> {
+        self.indexed.get(usize::from(index)).copied()
+    }
+
+    /// A function by its name in the package.
+    #[inline]
+    pub(super) fn named(&self, name: &CStr) -> Option<Function> {
+        self.names.get(name).copied()
+    }
+
+    /// Calls a function, with a context that has begun. Where its message is from a failure, the context has it.
+    #[inline(always)]
+    pub(super) fn invoke(
+        &self,
+        context: &mut CallContext,
+        function: Function,
+        (input, size): (*mut c_void, u32),
+        output: *mut c_void,
+    ) -> Result<u32, Code> {
+        let written = match self.guard {
+            // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
+            // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
+            None => unsafe { function(input, size, output, context) },
+            Some(guard) => PackageFunctions::call_guarded(context, guard, function, (input, size, output))?,
+        };
+        if context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
+    }
+
+    #[inline(always)]
+    fn call_guarded(
+        context: &mut CallContext,
+        guard: GuardedCall,
+        function: Function,
+        (input, size, output): (*mut c_void, u32, *mut c_void),
+    ) -> Result<u32, Code> {
+        let mut written = 0;
+        let message = context.message.as_mut_ptr().cast::<c_char>();
+        let message_bytes = context.message.len();
+        // SAFETY: as for a plain call; `message` has `message_bytes` bytes, which the guard ends with a 0.
+        let outcome =
+            unsafe { guard(function, input, size, output, context, &mut written, message, message_bytes) };
+        match outcome {
+            0 => Ok(written),
+            1 => Err(Code::MemoryExceeded),
+            _ => Err(Code::FunctionFailed),
+        }
+    }
+}
 
 impl CallContext {
-    pub(super) fn new(worker: u32, library: Option<NonNull<LoadedLibrary>>) -> CallContext {
+    /// The context of a worker's calls of these functions.
+    pub(super) fn new(
+        worker: u32,
+        functions: Option<NonNull<PackageFunctions>>,
+        components: &'static ContextOperations,
+    ) -> CallContext {
         CallContext {
             size_bytes: size_of::<CallContext>() as u32,
             capacity: 0,
             fail: sublet_context_fail,
-            components: &COMPONENTS,
+            components,
             failed: false,
             message: [0; MAX_MESSAGE_BYTES as usize],
             worker,
-            library,
+            functions,
             depth: 0,
             run: None,
             reading: Vec::new(),
@@ -156,7 +216,7 @@ impl CallContext {
     }
 
     /// Waits for outstanding reads of these channels.
-    fn finish_reading(&mut self, of: impl Fn(u32) -> bool) -> Result<(), Error> {
+    pub(super) fn finish_reading(&mut self, of: impl Fn(u32) -> bool) -> Result<(), Error> {
         let (ours, others) =
             std::mem::take(&mut self.reading).into_iter().partition(|(channel, _)| of(*channel));
         self.reading = others;
@@ -190,9 +250,9 @@ impl CallContext {
         &self.message[..len]
     }
 
-    fn run(&mut self) -> Result<&WorkerRun, Error> {
+    pub(super) fn run(&mut self) -> Result<&WorkerRun, Error> {
         if self.run.is_none() {
-            self.run = channel::run();
+            self.run = worker_run::current();
         }
         self.run.as_deref().ok_or_else(|| {
             Error::new(
@@ -203,7 +263,7 @@ impl CallContext {
     }
 
     /// A channel that the function accesses now.
-    fn channel(&mut self, number: u32) -> Result<&Channel, Error> {
+    pub(super) fn channel(&mut self, number: u32) -> Result<&Channel, Error> {
         let worker = self.worker;
         let none =
             || Error::new(Code::InvalidArgument, format!("there is no channel {number}: open it first"));
@@ -211,7 +271,7 @@ impl CallContext {
     }
 
     /// Does something, and keeps why it failed.
-    fn attempt(&mut self, what: impl FnOnce(&mut CallContext) -> Result<(), Error>) -> u32 {
+    pub(super) fn attempt(&mut self, what: impl FnOnce(&mut CallContext) -> Result<(), Error>) -> u32 {
         what(self).map_or_else(|error| self.explain(&error), |()| 0)
     }
 
@@ -244,343 +304,4 @@ unsafe extern "C" fn sublet_context_fail(context: *mut CallContext, message: *co
         false => unsafe { CStr::from_ptr(message) },
     };
     context.set_message(message.to_bytes());
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_instance(context: *mut CallContext) -> u32 {
-    // SAFETY: as the caller vouches.
-    let Some(context) = (unsafe { context.as_mut() }) else { return 0 };
-    let worker = context.worker;
-    context.run().map_or(0, |run| run.instance(worker))
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_instances(context: *mut CallContext) -> u32 {
-    // SAFETY: as the caller vouches.
-    let Some(context) = (unsafe { context.as_mut() }) else { return 1 };
-    context.run().map_or(1, |run| run.instances)
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_why(context: *mut CallContext) -> *const c_char {
-    // SAFETY: as the caller vouches.
-    unsafe { context.as_ref() }.map_or(std::ptr::null(), |context| context.why.as_ptr().cast())
-}
-
-/// # Safety
-/// As for [`with`]; a string that ends with 0, and the address of a number.
-unsafe extern "C" fn sublet_context_open(
-    context: *mut CallContext,
-    component: *const c_char,
-    channel: *mut u32,
-) -> u32 {
-    let open = |context: &mut CallContext| {
-        let worker = context.worker;
-        let run = context.run()?;
-        // SAFETY: the function vouches for a string.
-        let number = run.channel(unsafe { string(component) }?)?.held_by(worker)?.number();
-        let channel = NonNull::new(channel).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a number.
-        unsafe { channel.write(number) };
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, open) }
-}
-
-/// # Safety
-/// As for [`with`]; `size` is the address of a number.
-unsafe extern "C" fn sublet_context_size(context: *mut CallContext, channel: u32, size: *mut u64) -> u32 {
-    let read = |context: &mut CallContext| {
-        let len_bytes = context.channel(channel)?.len_bytes()?;
-        let size = NonNull::new(size).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a number.
-        unsafe { size.write(len_bytes) };
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, read) }
-}
-
-/// # Safety
-/// As for [`with`]; `size` bytes of `into` may be written.
-unsafe extern "C" fn sublet_context_read(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    into: *mut c_void,
-    size: u64,
-) -> u32 {
-    let read = |context: &mut CallContext| {
-        // SAFETY: the function vouches for `size` bytes that may be written. Its client may write them, too, if they
-        // lie in an output.
-        let into = unsafe { bytes_mut(into, size) }?;
-        context.channel(channel)?.read(offset, into)
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, read) }
-}
-
-/// # Safety
-/// As for [`with`]; `size` bytes of `from` may be read.
-unsafe extern "C" fn sublet_context_write(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    from: *const c_void,
-    size: u64,
-) -> u32 {
-    let write = |context: &mut CallContext| {
-        // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
-        let from = unsafe { bytes(from, size) }?;
-        context.channel(channel)?.write(offset, from)
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, write) }
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_grow(context: *mut CallContext, channel: u32, size: u64) -> u32 {
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, |context| context.channel(channel)?.grow(size)) }
-}
-
-/// # Safety
-/// As for [`with`]; the address of a pointer.
-unsafe extern "C" fn sublet_context_map(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    size: u64,
-    at: *mut *mut c_void,
-) -> u32 {
-    let map = |context: &mut CallContext| {
-        let mapped = context.channel(channel)?.mapped(offset, size)?;
-        let at = NonNull::new(at).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a pointer.
-        unsafe { at.write(mapped.as_ptr().cast()) };
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, map) }
-}
-
-/// # Safety
-/// As for [`with`]; `size` bytes that may be written until the channel is synced or the call ends.
-unsafe extern "C" fn sublet_context_read_async(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    into: *mut c_void,
-    size: u64,
-) -> u32 {
-    let read = |context: &mut CallContext| {
-        // SAFETY: the function vouches for `size` bytes that may be written until they are waited for, also by its client.
-        let into = unsafe { bytes_mut(into, size) }?;
-        // SAFETY: the same; what this returns is kept until the channel is synced or the call has ended.
-        let reading = unsafe { context.channel(channel)?.read_async_raw(offset, into) }?;
-        context.reading.push((channel, reading));
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, read) }
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_prefetch(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    size: u64,
-) -> u32 {
-    let prefetch = |context: &mut CallContext| {
-        context.channel(channel)?.prefetch(offset, size);
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, prefetch) }
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_sync(context: *mut CallContext, channel: u32) -> u32 {
-    let sync = |context: &mut CallContext| {
-        context.finish_reading(|of| of == channel)?;
-        context.channel(channel)?.sync()
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, sync) }
-}
-
-/// # Safety
-/// As for [`with`]; `component` is a string that ends with 0, and `size` bytes of `from` may be read.
-unsafe extern "C" fn sublet_context_send(
-    context: *mut CallContext,
-    component: *const c_char,
-    instance: u32,
-    from: *const c_void,
-    size: u64,
-    timeout_ms: u64,
-) -> u32 {
-    let send = |context: &mut CallContext| {
-        // SAFETY: the function vouches for a string.
-        let component = unsafe { string(component) }?;
-        // SAFETY: and for `size` bytes that may be read, and that its client may write.
-        let message = unsafe { bytes(from, size) }?;
-        let worker = context.worker;
-        let run = context.run()?;
-        run.send(run.instance(worker), (component, instance), message, deadline(timeout_ms))
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, send) }
-}
-
-/// # Safety
-/// As for [`with`]; `component` is a string that ends with 0, `capacity` bytes of `into` may be written, and `size` and
-/// `instance` are addresses of numbers, or null.
-unsafe extern "C" fn sublet_context_receive(
-    context: *mut CallContext,
-    component: *const c_char,
-    into: *mut c_void,
-    capacity: u64,
-    timeout_ms: u64,
-    size: *mut u64,
-    instance: *mut u32,
-) -> u32 {
-    let receive = |context: &mut CallContext| {
-        // SAFETY: the function vouches for a string.
-        let component = unsafe { string(component) }?;
-        // SAFETY: and for `capacity` bytes that may be written, also by its client.
-        let room = unsafe { bytes_mut(into, capacity) }?;
-        let worker = context.worker;
-        let run = context.run()?;
-        let (len, from) = match run.receive(run.instance(worker), component, room, deadline(timeout_ms)) {
-            Ok((len, from)) => (len, Ok(from)),
-            Err(ReceiveError::TooLong(len)) => {
-                let message = format!(
-                    "a message of {len} bytes from component {component} does not fit into {capacity}"
-                );
-                (len, Err(Error::new(Code::OutputTooLarge, message)))
-            }
-            Err(ReceiveError::Error(error)) => return Err(error),
-        };
-        if let Some(size) = NonNull::new(size) {
-            // SAFETY: not null, so it is a place for a number.
-            unsafe { size.write(len.into()) };
-        }
-        let from = from?;
-        if let Some(instance) = NonNull::new(instance) {
-            // SAFETY: as above.
-            unsafe { instance.write(from) };
-        }
-        Ok(())
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, receive) }
-}
-
-/// # Safety
-/// As for [`with`]; `size` bytes of `from` may be read.
-unsafe extern "C" fn sublet_context_write_async(
-    context: *mut CallContext,
-    channel: u32,
-    offset: u64,
-    from: *const c_void,
-    size: u64,
-) -> u32 {
-    let write = |context: &mut CallContext| {
-        // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
-        let from = unsafe { bytes(from, size) }?;
-        context.channel(channel)?.write_async(offset, from)
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, write) }
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_resize(context: *mut CallContext, channel: u32, size: u64) -> u32 {
-    let resize = |context: &mut CallContext| {
-        context.finish_reading(|of| of == channel)?;
-        let worker = context.worker;
-        context.channel(channel)?.resize(worker, size)
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, resize) }
-}
-
-/// # Safety
-/// As for [`with`].
-unsafe extern "C" fn sublet_context_release(context: *mut CallContext, channel: u32) -> u32 {
-    let release = |context: &mut CallContext| {
-        context.finish_reading(|of| of == channel)?;
-        let worker = context.worker;
-        let instance = context.run()?.instance(worker);
-        context.channel(channel)?.release(worker, instance)
-    };
-    // SAFETY: as the caller vouches.
-    unsafe { with(context, release) }
-}
-
-/// The time in `timeout_ms` milliseconds; `None` if that is beyond what the clock represents.
-fn deadline(timeout_ms: u64) -> Option<Instant> {
-    Instant::now().checked_add(Duration::from_millis(timeout_ms))
-}
-
-/// # Safety
-/// A string that ends with 0, or null.
-unsafe fn string<'a>(text: *const c_char) -> Result<&'a str, Error> {
-    if text.is_null() {
-        return Err(null());
-    }
-    // SAFETY: not null, so it is a string that ends with 0.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Error::new(Code::InvalidArgument, "a name that is no UTF-8"))
-}
-
-/// # Safety
-/// `size` bytes that may be read, and that others may write; or null.
-unsafe fn bytes<'a>(from: *const c_void, size: u64) -> Result<SharedBytes<'a>, Error> {
-    let (start, len) = checked(from, size)?;
-    // SAFETY: as the caller vouches.
-    Ok(unsafe { SharedBytes::new(start, len) })
-}
-
-/// # Safety
-/// `size` bytes that may be written, also by others; or null.
-unsafe fn bytes_mut<'a>(into: *mut c_void, size: u64) -> Result<SharedBytesMut<'a>, Error> {
-    let (start, len) = checked(into, size)?;
-    // SAFETY: as the caller vouches.
-    Ok(unsafe { SharedBytesMut::new(start, len) })
-}
-
-/// # Safety
-/// The function's own context, during its call, or null.
-unsafe fn with(context: *mut CallContext, what: impl FnOnce(&mut CallContext) -> Result<(), Error>) -> u32 {
-    // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
-    match unsafe { context.as_mut() } {
-        Some(context) => context.attempt(what),
-        None => Code::InvalidArgument.number(),
-    }
-}
-
-/// Address and length of memory of this process. Only no bytes may be at null.
-fn checked(at: *const c_void, size: u64) -> Result<(NonNull<u8>, usize), Error> {
-    let start = NonNull::new(at.cast_mut().cast());
-    let start = if size == 0 { start.unwrap_or(NonNull::dangling()) } else { start.ok_or_else(null)? };
-    let len = usize::try_from(size).ok().filter(|size| *size <= isize::MAX as usize);
-    let len = len.ok_or_else(|| {
-        Error::new(Code::InvalidArgument, format!("{size} bytes are more than a process has"))
-    })?;
-    Ok((start, len))
-}
-
-#[cold]
-fn null() -> Error {
-    Error::new(Code::InvalidArgument, "a null pointer")
 }

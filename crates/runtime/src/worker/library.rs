@@ -6,14 +6,15 @@
 //! shared object need not say which form each function has.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_int};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use sublet_proto::{Code, Error};
 
-use super::context::CallContext;
+use super::components::OPERATIONS;
+use super::context::{CallContext, Function, GuardedCall, PackageFunctions};
 use super::engine::{CallInput, CallOutput, Engine, EngineLoad, FunctionCaller};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -21,27 +22,10 @@ compile_error!(
     "calling both forms of a function alike relies on the register calling conventions of x86-64 and aarch64"
 );
 
-/// A function of a package.
-pub(super) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut CallContext) -> u32;
-
-type GuardedCall = unsafe extern "C" fn(
-    Function,
-    *mut c_void,
-    u32,
-    *mut c_void,
-    *mut CallContext,
-    *mut u32,
-    *mut c_char,
-    usize,
-) -> c_int;
-
 /// A loaded shared object.
 pub struct LoadedLibrary {
-    functions: Vec<Function>,
-    /// The functions by their names in the package.
-    names: HashMap<CString, Function>,
-    guard: Option<GuardedCall>,
-    // Functions and guard point into these; they stay loaded as long as the process.
+    functions: PackageFunctions,
+    // The functions and their guard point into these; they stay loaded as long as the process.
     _objects: Vec<Object>,
 }
 
@@ -60,13 +44,14 @@ impl LoadedLibrary {
             Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", build.library))
         })?;
         let find = |symbol: &String| find(&object, load, &build.library, symbol);
-        let functions = build.symbols.iter().map(find).collect::<Result<Vec<Function>, _>>()?;
+        let indexed = build.symbols.iter().map(find).collect::<Result<Vec<Function>, _>>()?;
         let names = load.package.functions.iter().map(|function| CString::new(function.name.as_str()));
-        let names = names.zip(&functions).filter_map(|(name, &function)| Some((name.ok()?, function)));
-        let names = names.collect();
+        let names = names.zip(&indexed).filter_map(|(name, &function)| Some((name.ok()?, function)));
+        let names: HashMap<CString, Function> = names.collect();
         let mut objects = vec![object];
         let guard = load_guard(&mut objects)?;
-        Ok(LoadedLibrary { functions, names, guard, _objects: objects })
+        let functions = PackageFunctions { indexed, names, guard };
+        Ok(LoadedLibrary { functions, _objects: objects })
     }
 }
 
@@ -74,13 +59,15 @@ impl Engine for LoadedLibrary {
     type Caller<'library> = NativeCaller<'library>;
 
     fn caller(&self, worker: u32) -> Result<NativeCaller<'_>, Error> {
-        Ok(NativeCaller { library: self, context: CallContext::new(worker, Some(NonNull::from(self))) })
+        let functions = &self.functions;
+        let context = CallContext::new(worker, Some(NonNull::from(functions)), &OPERATIONS);
+        Ok(NativeCaller { functions, context })
     }
 }
 
 /// The object by which one thread calls the functions of a shared object.
 pub struct NativeCaller<'library> {
-    library: &'library LoadedLibrary,
+    functions: &'library PackageFunctions,
     context: CallContext,
 }
 
@@ -88,13 +75,13 @@ impl FunctionCaller for NativeCaller<'_> {
     /// Calls a function in place. A faulty function can only break this process.
     #[inline(always)]
     fn call(&mut self, function: u16, input: CallInput<'_>, mut output: CallOutput<'_>) -> Result<u32, Code> {
-        let Some(&function) = self.library.functions.get(usize::from(function)) else {
+        let Some(function) = self.functions.at(function) else {
             return Err(Code::UnknownFunction);
         };
         self.context.begin(output.capacity());
         let (size, input) = (input.len(), input.address().as_ptr().cast());
         let output = output.address().as_ptr().cast();
-        let written = self.library.invoke(&mut self.context, function, (input, size), output)?;
+        let written = self.functions.invoke(&mut self.context, function, (input, size), output)?;
         self.context.settle().map(|()| written)
     }
 
@@ -105,52 +92,6 @@ impl FunctionCaller for NativeCaller<'_> {
     #[inline(always)]
     fn rest(&mut self) {
         self.context.rest();
-    }
-}
-
-impl LoadedLibrary {
-    /// A function by its name in the package.
-    #[inline]
-    pub(super) fn named(&self, name: &CStr) -> Option<Function> {
-        self.names.get(name).copied()
-    }
-
-    /// Calls a function, with a context that has begun. Where its message is from a failure, the context has it.
-    #[inline(always)]
-    pub(super) fn invoke(
-        &self,
-        context: &mut CallContext,
-        function: Function,
-        (input, size): (*mut c_void, u32),
-        output: *mut c_void,
-    ) -> Result<u32, Code> {
-        let written = match self.guard {
-            // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
-            // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
-            None => unsafe { function(input, size, output, context) },
-            Some(guard) => LoadedLibrary::call_guarded(context, guard, function, (input, size, output))?,
-        };
-        if context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
-    }
-
-    #[inline(always)]
-    fn call_guarded(
-        context: &mut CallContext,
-        guard: GuardedCall,
-        function: Function,
-        (input, size, output): (*mut c_void, u32, *mut c_void),
-    ) -> Result<u32, Code> {
-        let mut written = 0;
-        let message = context.message.as_mut_ptr().cast::<c_char>();
-        let message_bytes = context.message.len();
-        // SAFETY: as for a plain call; `message` has `message_bytes` bytes, which the guard ends with a 0.
-        let outcome =
-            unsafe { guard(function, input, size, output, context, &mut written, message, message_bytes) };
-        match outcome {
-            0 => Ok(written),
-            1 => Err(Code::MemoryExceeded),
-            _ => Err(Code::FunctionFailed),
-        }
     }
 }
 

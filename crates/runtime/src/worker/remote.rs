@@ -27,7 +27,6 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
 use super::answers::{Answer, ConnectionData, check_number, check_results, ready, second_connection};
-use super::channel;
 use super::control;
 use super::preparation::{descriptors, limit_memory};
 use super::threads::WorkerProcessState;
@@ -94,7 +93,7 @@ impl RemoteClient {
                 self.connect(&connect, control).map(Some)
             }
             client_to_worker::Body::Run(run) => {
-                channel::take(&run, fds, self.process.workers(), self.process.setup.memory_bytes)?;
+                self.process.take_run(&run, fds)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
         }

@@ -16,7 +16,7 @@ use sublet_proto::{Code, Error};
 use super::engine::{Engine, EngineLoad, FunctionCaller};
 use super::preparation::{STACK_BYTES, pin, read_manifest};
 use super::slots::{CoreRight, OwnCore, SharedCoreSlots};
-use super::{Worker, hot_timeout_ticks};
+use super::{Worker, hot_timeout_ticks, swapping, worker_run};
 use crate::wire::usage::{UsageLayout, WorkerMeter};
 use crate::wire::{InboxLayout, ResultsLayout};
 
@@ -93,6 +93,14 @@ impl WorkerProcessState {
                 line.clear();
             }
         }
+    }
+
+    /// Accepts a client's run, and swaps to its memory if it has some for that.
+    pub(super) fn take_run(&self, run: &v1::Run, fds: Vec<OwnedFd>) -> Result<(), Error> {
+        if worker_run::take(run, fds, self.workers(), self.setup.memory_bytes)? {
+            swapping::turn_on();
+        }
+        Ok(())
     }
 
     pub(super) fn workers(&self) -> usize {

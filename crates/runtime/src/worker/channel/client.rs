@@ -12,7 +12,7 @@ use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
-use super::{LEN_AT, OVER_AT};
+use super::state_page::{LEN_AT, OVER_AT};
 use crate::lease::link::{error_of, lock, protocol};
 use crate::memory::invited;
 use crate::memory::piece::{MemoryPiece, PieceRange};

@@ -9,7 +9,9 @@ use std::ptr::NonNull;
 
 use libc::{c_int, c_void};
 
-use super::{HEAP, MIN_PIECE_BYTES, errno, is_paging, next, no_memory, set_errno};
+use super::heap::{HEAP, MIN_PIECE_BYTES, errno, no_memory, set_errno};
+use super::next;
+use crate::swap::is_paging;
 
 /// Makes the program, or the library that is loaded before all others, allocate large pieces from swapped memory while
 /// a component executes that swaps: see [`worker::swapping`](crate::worker::swapping).

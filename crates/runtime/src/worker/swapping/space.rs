@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sublet_proto::{Code, Error};
 
 use crate::swap::Backing;
-use crate::worker::channel::{self, WorkerRun};
+use crate::worker::worker_run::{self, WorkerRun};
 
 /// Swap space in the current run, as soon as there is one.
 pub(super) struct RunsSpace;
@@ -26,5 +26,6 @@ impl Backing for RunsSpace {
 }
 
 fn run() -> Result<Arc<WorkerRun>, Error> {
-    channel::run().ok_or_else(|| Error::new(Code::Internal, "something is swapped, and there is no run"))
+    worker_run::current()
+        .ok_or_else(|| Error::new(Code::Internal, "something is swapped, and there is no run"))
 }
