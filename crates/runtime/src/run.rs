@@ -6,6 +6,7 @@
 //! node is lost, only the components that communicate with it begin again, from the recorded outputs.
 //!
 //! ```text
+//! application.rs  a deployed graph, and what is kept between its runs
 //! progress.rs  what is to be done next: pure
 //! driver.rs    does it
 //!   execute.rs a compute component: workers, and the calls of its instances
@@ -21,25 +22,23 @@
 //! there, whichever machine the client is on. The worker reaches the others over a connection from machine to machine,
 //! which carries nothing through the client.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
+use sublet_proto::Error;
 use sublet_proto::graph::{self, Graph};
-use sublet_proto::{Code, Error, v1};
 
 use crate::access::Access;
-use crate::fabrics::FabricChoice;
-use crate::invocation::is_repeatable;
 use crate::invoker::Invoker;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
-use execute::Environment;
-use history::RunHistory;
 use journal::RunJournal;
-use workers::ComponentWorkers;
 
+pub use application::Application;
+pub use news::{News, Outcome};
+pub use options::RunOptions;
+
+mod application;
 mod budget;
 mod driver;
 mod event;
@@ -49,6 +48,8 @@ mod journal;
 mod mailboxes;
 mod memory;
 mod memory_usage;
+mod news;
+mod options;
 mod progress;
 mod report;
 mod series;
@@ -56,111 +57,6 @@ mod sizes;
 mod swapping;
 mod uses;
 mod workers;
-
-/// Options for the runs of an application.
-#[derive(Clone, Debug)]
-pub struct RunOptions {
-    /// Longest time that a component waits for cores or memory, in the managers' fair queue. The default is 30 s.
-    pub patience: Duration,
-    /// Number of times that a component may be lost and begin again. The default is 3.
-    pub retries: u32,
-    /// Time after the beginning of their predecessors when the environments of the next components are prepared (Scad's
-    /// tau). The default is zero: at once. `None` prepares them when the components begin.
-    pub prewarm: Option<Duration>,
-    /// Time for which workers are kept for the next run of the same application. The default is zero.
-    pub keep_alive: Duration,
-    /// Time for which workers poll after a call, see [`Policy`](crate::Policy).
-    pub hot_timeout: Duration,
-    /// Longest time that anything in a run may take: its leases end by themselves after this time. The default is an
-    /// hour.
-    pub lease_timeout: Duration,
-    /// Transport of the calls of components, and of the bytes of memory to and from other machines. The default is
-    /// shared memory on the same machine, and the best common network otherwise.
-    pub fabric: Option<FabricChoice>,
-}
-
-impl Default for RunOptions {
-    fn default() -> RunOptions {
-        RunOptions {
-            patience: Duration::from_secs(30),
-            retries: 3,
-            prewarm: Some(Duration::ZERO),
-            keep_alive: Duration::ZERO,
-            hot_timeout: Duration::ZERO,
-            lease_timeout: Duration::from_secs(3600),
-            fabric: None,
-        }
-    }
-}
-
-/// A deployed graph, to be run any number of times, and by several threads at once.
-pub struct Application {
-    manager: Arc<ManagerClient>,
-    /// The graph as its document describes it.
-    described: Graph,
-    /// The graph with the memory components that carry its messages.
-    graph: Arc<Graph>,
-    digest: String,
-    options: RunOptions,
-    /// Workers of earlier runs.
-    kept: Mutex<HashMap<Environment, Vec<ComponentWorkers>>>,
-    /// The usage of earlier runs, once it was needed.
-    history: OnceLock<Mutex<RunHistory>>,
-}
-
-/// Result of a run that succeeded.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The run's identifier.
-    pub run: String,
-    /// Name of each component that triggers no other, with the outputs of its instances.
-    pub outputs: Vec<(String, Vec<Vec<u8>>)>,
-    /// Usage of each component.
-    pub components: Vec<v1::ComponentUse>,
-}
-
-/// Event of a run.
-#[derive(Clone, Debug)]
-pub enum News {
-    /// A component begins, for the first or a further time.
-    Began {
-        /// Name of the component.
-        component: String,
-        /// Number of the attempt, from 1.
-        attempt: u32,
-    },
-    /// A component is done.
-    Ended {
-        /// Name of the component.
-        component: String,
-        /// Time since its instances were called.
-        took: Duration,
-    },
-    /// A component is ready and waits for resources.
-    Waits {
-        /// Name of the component.
-        component: String,
-        /// The missing resources, and the reason why they are not available yet.
-        error: Error,
-    },
-    /// The workers of a compute component, or the bytes of a memory component, are lost.
-    Lost {
-        /// Name of the component.
-        component: String,
-        /// Reason for the loss.
-        error: Error,
-    },
-    /// A component's function has failed, which ends the run with the same error.
-    Failed {
-        /// Name of the component.
-        component: String,
-        /// Error of the function.
-        error: Error,
-        /// The failure report (see SPECIFICATION.md) of a function in Python; empty if there is none. The author of the
-        /// function controls its content.
-        report: Vec<u8>,
-    },
-}
 
 impl Invoker {
     /// Gives the managers the document of a graph, and opens it.
@@ -216,12 +112,6 @@ impl Application {
         let graph = Graph::parse(&found.document).map_err(|problems| graph::error(name, &problems))?;
         let digest = found.info.map(|info| info.digest).unwrap_or_default();
         Ok(Application::new(manager, graph, digest, options))
-    }
-
-    fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
-        let (kept, history) = (Mutex::default(), OnceLock::new());
-        let driven = Arc::new(swapping::with_swap_space(&mailboxes::with_mailboxes(&graph)));
-        Application { manager, described: graph, graph: driven, digest, options, kept, history }
     }
 
     /// The digest of its document, by which it can be opened.
@@ -298,36 +188,4 @@ impl Application {
         let outputs = driven.outcome?.into_iter().map(named).collect();
         Ok(Outcome { run, outputs, components: driven.uses })
     }
-
-    /// A value that is derived from earlier runs.
-    fn past<T>(&self, ask: impl FnOnce(&RunHistory) -> T) -> T {
-        let read = || Mutex::new(RunHistory::read(&self.manager, &self.graph));
-        ask(&lock(self.history.get_or_init(read)))
-    }
-
-    /// Keeps workers for the next run.
-    fn keep(&self, environment: Environment, workers: Vec<ComponentWorkers>) {
-        if !self.options.keep_alive.is_zero() {
-            lock(&self.kept).entry(environment).or_default().extend(workers);
-        }
-    }
-
-    /// Workers that were kept, if there are any.
-    fn kept(&self, environment: &Environment) -> Option<ComponentWorkers> {
-        let mut kept = lock(&self.kept);
-        let all = kept.get_mut(environment)?;
-        all.retain(ComponentWorkers::are_there);
-        all.pop()
-    }
-
-    /// Takes all kept workers, because a component waits for their resources.
-    fn take_kept(&self) -> HashMap<Environment, Vec<ComponentWorkers>> {
-        std::mem::take(&mut *lock(&self.kept))
-    }
-}
-
-/// Returns whether a repetition may succeed after this error. A lease that is ended between its grant and its
-/// attachment is refused by its agent (`permission_denied`).
-fn is_lost(code: Code) -> bool {
-    is_repeatable(code) || matches!(code, Code::PermissionDenied | Code::TicketSuperseded)
 }

@@ -11,6 +11,7 @@ use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
 
+use super::application::Application;
 use super::budget::RunBudget;
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
 use super::execute::{Cancel, ComponentExecutor, ComponentJob, Environment, Go};
@@ -18,12 +19,12 @@ use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
 use super::memory::{Channels, ComponentAccess, MemoryComponent};
 use super::memory_usage::MemoryComponentUsage;
+use super::news::News;
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
 use super::report::RunReporter;
 use super::swapping;
 use super::uses::{Now, Uses, micros};
 use super::workers::ComponentWorkers;
-use super::{Application, News};
 use crate::memory::MemoryPlan;
 
 /// Sampling interval for the usage of memory components.

@@ -3,11 +3,12 @@
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use sublet_proto::Error;
+use sublet_proto::{Code, Error};
 
 use super::progress::Outputs;
 use super::uses::Readings;
 use super::workers::ComponentWorkers;
+use crate::invocation::is_repeatable;
 
 /// Event of a run, for its driver.
 pub(super) enum RunEvent {
@@ -62,4 +63,10 @@ pub(super) enum ComponentFailure {
     /// A repetition would fail, too. Includes the report of the function's worker, beyond the error: see
     /// [`News::Failed`](super::News::Failed).
     Failed(Error, Vec<u8>),
+}
+
+/// Returns whether a repetition may succeed after this error. A lease that is ended between its grant and its
+/// attachment is refused by its agent (`permission_denied`).
+pub(super) fn is_lost(code: Code) -> bool {
+    is_repeatable(code) || matches!(code, Code::PermissionDenied | Code::TicketSuperseded)
 }

@@ -15,12 +15,12 @@ use sublet_proto::graph::{Compute, Resources};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
 
 use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
-use super::event::{ComponentFailure, ExecutionResult, RunEvent};
+use super::event::{ComponentFailure, ExecutionResult, RunEvent, is_lost};
 use super::memory::{Channels, ComponentAccess, Link};
+use super::options::RunOptions;
 use super::progress::Outputs;
 use super::uses::{Now, UsageReading, WorkerMemory};
 use super::workers::ComponentWorkers;
-use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
 use crate::invocation::Invocation;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};

@@ -14,8 +14,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::budget::{RunBudget, WaitCallbacks};
-use super::event::RunEvent;
-use super::is_lost;
+use super::event::{RunEvent, is_lost};
 use super::memory_usage::MemoryComponentUsage;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
