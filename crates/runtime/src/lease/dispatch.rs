@@ -12,7 +12,8 @@ use sublet_fabric::window::RegionAddress;
 use sublet_proto::{Code, Error};
 
 use super::records::RecordClaim;
-use super::transport::WorkerTransport;
+use super::transport::{RemoteWorkers, WorkerTransport};
+use super::worker_connection::{InputBytes, RequestInput, RingRequest};
 use super::{Call, ClientLease, RUNNING, SentCall};
 use crate::arena::ArenaBlock;
 use crate::wire::{Immediate, OWN_REGION, WireRequest};
@@ -130,11 +131,38 @@ impl ClientLease {
                 endpoint.put_imm(to, position.turn, immediate, &request.encode())?;
             }
             WorkerTransport::Remote(remote) => {
-                remote.publish(self, worker, position, (call, &request, immediate))
+                self.publish_remote(remote, worker, position, (call, &request, immediate))
             }
         }
         self.workers[worker as usize].ring.sent(position, occupant);
         Ok(())
+    }
+
+    /// Sends a request over the connection to its worker.
+    #[cold]
+    #[inline(never)]
+    fn publish_remote(
+        &self,
+        remote: &RemoteWorkers,
+        worker: u32,
+        position: Position,
+        (call, request, immediate): (&Call, &WireRequest, u32),
+    ) {
+        let input = match request.input.region {
+            OWN_REGION => {
+                RequestInput::Slot(self.payload(worker, position), InputBytes::Caller(call.input()))
+            }
+            _ => RequestInput::Arena(request.input, u64::from(request.input_len)),
+        };
+        let request = RingRequest {
+            position: position.count,
+            to: self.inbox.line(worker, position.line),
+            turn: position.turn,
+            immediate,
+            body: request.encode(),
+            input,
+        };
+        remote.publish(worker, request);
     }
 
     /// The addresses of the call's memory for a worker, with a substitute buffer for output that no worker reaches.

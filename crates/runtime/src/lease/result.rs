@@ -12,7 +12,7 @@ use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error};
 
 use super::link::{Endings, lock};
-use super::transport::WorkerTransport;
+use super::transport::{RemoteWorkers, WorkerTransport};
 use super::{Call, ClientLease, SentCall, monitor};
 use crate::wire::MAX_MESSAGE_BYTES;
 
@@ -85,6 +85,26 @@ impl ClientLease {
             }
         }
         false
+    }
+
+    /// Spins like [`ClientLease::spin`], and also receives everything else that arrives.
+    #[cold]
+    #[inline(never)]
+    fn spin_remote(&self, remote: &RemoteWorkers, line: &Line, sent: &SentCall, call: &Call) -> bool {
+        const LOOKS: u32 = 256;
+        let endpoint = remote.endpoint(sent.worker);
+        let watched = (line, self.result_watch(sent.worker, sent.record));
+        let until = Instant::now().checked_add(remote.spin);
+        loop {
+            if endpoint.spin(watched, sent.turn, LOOKS) {
+                return true;
+            }
+            let is_late = call.is_late() || until.is_some_and(|until| Instant::now() >= until);
+            let is_over = is_late || self.lost(sent.worker, sent.position) || !self.running();
+            if is_over || self.nonsense(sent.worker, sent.position, sent.occupant()).is_some() {
+                return false;
+            }
+        }
     }
 
     /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes, at most for

@@ -10,9 +10,6 @@ use std::time::{Duration, Instant};
 use sublet_proto::text::printable_line;
 use sublet_proto::{Code, Error};
 
-use super::ClientLease;
-use super::link::lock;
-
 /// Longest step that is reported, in characters.
 const MAX_STEP_CHARS: usize = 200;
 
@@ -49,50 +46,46 @@ pub(super) struct StartProgress {
     until: Option<Instant>,
 }
 
-impl ClientLease {
-    /// Begins a start: its limit counts from now.
-    pub(super) fn begin_steps(&self) {
-        let until = self.starting.limit.and_then(|limit| Instant::now().checked_add(limit));
-        *lock(&self.link.progress) = StartProgress { step: String::new(), told: None, until };
+impl Starting {
+    /// The state of a start that begins now.
+    pub(super) fn begin(&self) -> StartProgress {
+        let until = self.limit.and_then(|limit| Instant::now().checked_add(limit));
+        StartProgress { step: String::new(), told: None, until }
     }
 
-    /// Takes note of a step, which shows that the start continues.
-    pub(super) fn note_step(&self, step: &str) {
-        let step: String = printable_line(step).chars().take(MAX_STEP_CHARS).collect();
-        let is_new = {
-            let mut progress = lock(&self.link.progress);
-            progress.told = Some(Instant::now());
-            let is_new = progress.step != step;
-            progress.step.clone_from(&step);
-            is_new
-        };
-        if let Some(StepListener(listener)) = self.starting.listener.as_ref().filter(|_| is_new) {
-            listener(&step);
+    /// Passes a step on to the caller.
+    pub(super) fn tell(&self, step: &str) {
+        if let Some(StepListener(listener)) = &self.listener {
+            listener(step);
         }
+    }
+}
+
+impl StartProgress {
+    /// Takes note of a step. Returns its text if it is another one than before.
+    pub(super) fn note(&mut self, step: &str) -> Option<String> {
+        let step: String = printable_line(step).chars().take(MAX_STEP_CHARS).collect();
+        self.told = Some(Instant::now());
+        let is_new = self.step != step;
+        self.step.clone_from(&step);
+        is_new.then_some(step)
     }
 
     /// Time until which an answer may take that is awaited since a time, and that comes within a time after each step.
     pub(super) fn answer_due(&self, since: Instant, longest: Duration) -> Instant {
-        let progress = lock(&self.link.progress);
-        let due = progress.told.map_or(since, |told| told.max(since)) + longest;
-        progress.until.map_or(due, |until| due.min(until))
+        let due = self.told.map_or(since, |told| told.max(since)) + longest;
+        self.until.map_or(due, |until| due.min(until))
     }
 
     /// The error of a start that takes longer than its caller allows, if it does.
-    pub(super) fn check_limit(&self) -> Result<(), Error> {
-        let progress = lock(&self.link.progress);
-        let (Some(until), Some(limit)) = (progress.until, self.starting.limit) else { return Ok(()) };
+    pub(super) fn check_limit(&self, limit: Option<Duration>) -> Result<(), Error> {
+        let (Some(until), Some(limit)) = (self.until, limit) else { return Ok(()) };
         if Instant::now() < until {
             return Ok(());
         }
-        let step = if progress.step.is_empty() { "starting it" } else { &progress.step };
+        let step = if self.step.is_empty() { "starting it" } else { &self.step };
         let message =
             format!("the worker did not start within {} s (start_timeout): {step}", limit.as_secs_f64());
         Err(Error::new(Code::DeadlineExceeded, message))
-    }
-
-    /// Forgets the limit of a start that is over: later requests to the agent have their own.
-    pub(super) fn end_steps(&self) {
-        *lock(&self.link.progress) = StartProgress::default();
     }
 }

@@ -12,7 +12,6 @@ use sublet_fabric::exposed::{ExposedMemory, RemoteRegion};
 use sublet_fabric::greeting::{self, ConnectionPurpose, DataLink};
 use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::region::Region;
-use sublet_fabric::ring::Position;
 use sublet_fabric::sync::{Ordering, fence};
 use sublet_fabric::tcp::ByteStream;
 use sublet_fabric::window::Window;
@@ -20,11 +19,11 @@ use sublet_fabric::{Endpoint, FabricError, ofi, shm, tcp};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
+use super::call::SentCall;
 use super::dial::Dial;
-use super::worker_connection::{InputBytes, RequestInput, RingRequest, WorkerConnection};
-use super::{Call, ClientLease, SentCall};
+use super::worker_connection::{RingRequest, WorkerConnection};
 use crate::fabrics::{FabricChoice, NetworkPath};
-use crate::wire::{MAX_REGIONS, OWN_REGION, WireRequest};
+use crate::wire::MAX_REGIONS;
 
 /// See the [module](self).
 pub(super) enum WorkerTransport {
@@ -82,7 +81,7 @@ pub(super) struct RemoteWorkers {
     exposed: Arc<ExposedMemory>,
     ends: Box<[WorkerConnection]>,
     /// Time that a waiting thread spins before it sleeps.
-    spin: Duration,
+    pub(super) spin: Duration,
 }
 
 /// Partly established connections to a new worker process: none of them can send yet.
@@ -121,30 +120,14 @@ impl RemoteWorkers {
         Ok(RemoteWorkers { route, exposed, ends, spin })
     }
 
-    /// Sends a request, or keeps it for the next connection.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn publish(
-        &self,
-        lease: &ClientLease,
-        worker: u32,
-        position: Position,
-        (call, request, immediate): (&Call, &WireRequest, u32),
-    ) {
-        let input = match request.input.region {
-            OWN_REGION => {
-                RequestInput::Slot(lease.payload(worker, position), InputBytes::Caller(call.input()))
-            }
-            _ => RequestInput::Arena(request.input, u64::from(request.input_len)),
-        };
-        self.ends[worker as usize].send(RingRequest {
-            position: position.count,
-            to: lease.inbox.line(worker, position.line),
-            turn: position.turn,
-            immediate,
-            body: request.encode(),
-            input,
-        });
+    /// The endpoint of the connection to a worker.
+    pub(super) fn endpoint(&self, worker: u32) -> &Endpoint {
+        &self.ends[worker as usize].endpoint
+    }
+
+    /// Sends a request to a worker, or keeps it for the next connection.
+    pub(super) fn publish(&self, worker: u32, request: RingRequest<'_>) {
+        self.ends[worker as usize].send(request);
     }
 
     /// Sleeps until the result is there, `over` returns true, the connection is lost and made anew, or the deadline
@@ -286,33 +269,5 @@ impl RemoteWorkers {
     /// Opens the connections for requests, and sends the kept ones from these positions on.
     pub(super) fn open(&self, starts: &[u64]) -> Result<(), Error> {
         Ok(self.ends.iter().zip(starts).try_for_each(|(end, &start)| end.open(start))?)
-    }
-}
-
-impl ClientLease {
-    /// Spins like [`ClientLease::spin`], and also receives everything else that arrives.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn spin_remote(
-        &self,
-        remote: &RemoteWorkers,
-        line: &Line,
-        sent: &SentCall,
-        call: &Call,
-    ) -> bool {
-        const LOOKS: u32 = 256;
-        let endpoint = &remote.ends[sent.worker as usize].endpoint;
-        let watched = (line, self.result_watch(sent.worker, sent.record));
-        let until = Instant::now().checked_add(remote.spin);
-        loop {
-            if endpoint.spin(watched, sent.turn, LOOKS) {
-                return true;
-            }
-            let is_late = call.is_late() || until.is_some_and(|until| Instant::now() >= until);
-            let is_over = is_late || self.lost(sent.worker, sent.position) || !self.running();
-            if is_over || self.nonsense(sent.worker, sent.position, sent.occupant()).is_some() {
-                return false;
-            }
-        }
     }
 }
