@@ -4,9 +4,8 @@
 //! A program of its own ([`resolve`]) finds the wheels. It uses uv or pip, and executes nothing of a distribution. The
 //! environment is a package that lists the wheels by their digests; its digest is what packages and leases name.
 
+mod plan;
 mod resolve;
-
-use std::path::PathBuf;
 
 use sublet_proto::package::{
     self, EnvironmentLayer, LAYERS_FILE, PythonPlatform, UnpinnedEnvironment, environment_of,
@@ -17,56 +16,12 @@ use sublet_proto::{Code, Error, decode};
 
 use crate::manager::ManagerClient;
 
+pub use plan::{EnvironmentPlan, Requirements};
+
 /// Beginning of the names of environments that were given none.
 const NAME_PREFIX: &str = "environment-";
 /// Digits of the digest in such a name.
 const NAME_DIGITS: usize = 12;
-
-/// Distributions that an environment has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Requirements {
-    /// Requirements as in a requirements file, such as `numpy>=2`.
-    List(Vec<String>),
-    /// A requirements file, or a lock file: `pylock.toml` of PEP 751, or `uv.lock`.
-    File(PathBuf),
-}
-
-/// Description of an environment that is to be made.
-#[derive(Clone, Debug)]
-pub struct EnvironmentPlan {
-    /// Distributions that it has, with all that those require.
-    pub requirements: Requirements,
-    /// Name among the caller's tenant's; by default one that follows from the content.
-    pub name: Option<String>,
-    /// Version of Python, as `3.11`; by default the latest that nodes have.
-    pub python: Option<String>,
-    /// Architecture of the nodes; by default this machine's, if nodes have it.
-    pub architecture: Option<String>,
-    /// URL of the index of distributions, in place of the configured one; empty: none.
-    pub index: Option<String>,
-    /// Folders and pages with further wheels.
-    pub find_links: Vec<String>,
-    /// Resolves anew, even if the same requirements were resolved before.
-    pub refresh: bool,
-    /// The Python that executes the resolver.
-    pub interpreter: PathBuf,
-}
-
-impl EnvironmentPlan {
-    /// A plan with the defaults.
-    pub fn new(requirements: Requirements) -> EnvironmentPlan {
-        EnvironmentPlan {
-            requirements,
-            name: None,
-            python: None,
-            architecture: None,
-            index: None,
-            find_links: Vec::new(),
-            refresh: false,
-            interpreter: resolve::default_interpreter(),
-        }
-    }
-}
 
 impl ManagerClient {
     /// Makes an environment, unless the managers have it already. Calls `step` with a description of each step.

@@ -24,6 +24,7 @@ pub mod invoker;
 mod lease;
 pub mod manager;
 mod memory;
+mod random;
 pub mod run;
 pub mod swap;
 pub mod wire;

@@ -22,6 +22,7 @@ mod handed;
 pub use crate::access::{default_address, default_state, manager_address, socket_path};
 
 use crate::access::Access;
+use crate::random::random_bits;
 use connection::{ManagerConnection, Repeat, RequestTerms, Whom};
 
 /// Longest wait for an answer.
@@ -447,14 +448,6 @@ fn of_a_lease() -> RequestTerms {
 /// Whether another manager may have the resources that one lacks.
 fn may_have(code: Code) -> bool {
     code.is_shortage() || code == Code::TryLater
-}
-
-/// Returns 128 random bits, for names that are unique.
-pub(crate) fn random_bits() -> Result<u128, Error> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::new(Code::System, format!("no random numbers: {error}")))?;
-    Ok(u128::from_le_bytes(bytes))
 }
 
 /// Returns the items of all pages of a list. `ask` gets the start of a page, and returns its items and the start of the

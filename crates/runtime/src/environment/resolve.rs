@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sublet_proto::package::{EnvironmentLayer, PythonPlatform};
 use sublet_proto::{Code, Error};
 
-use super::{EnvironmentPlan, Requirements};
+use super::plan::{EnvironmentPlan, Requirements};
 
 /// The program.
 const RESOLVER: &str = include_str!("resolve.py");
@@ -28,12 +28,6 @@ impl CachedWheel {
         let failed = |error| Error::of_system(format_args!("cannot read {}", self.path.display()), &error);
         fs::read(&self.path).map_err(failed)
     }
-}
-
-/// The Python of this machine that executes the resolver unless a plan names one.
-pub(super) fn default_interpreter() -> PathBuf {
-    let named = std::env::var_os("SUBLET_PYTHON").filter(|path| !path.is_empty());
-    named.map_or_else(|| PathBuf::from("python3"), PathBuf::from)
 }
 
 /// Finds the wheels of a plan for a platform.

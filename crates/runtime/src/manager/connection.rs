@@ -18,6 +18,7 @@ use tonic::transport::Channel;
 use tonic::{ConnectError, Request, Response, Status};
 
 use crate::access::{Access, Address, MAX_MANAGERS};
+use crate::random::random_bits;
 
 /// Number of times that all managers are tried before the request fails: a connection that broke while it was idle may
 /// lose the first request sent on it.
@@ -115,7 +116,7 @@ impl ManagerConnection {
             .enable_all()
             .build()
             .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
-        let current = (super::random_bits()? % managers as u128) as usize;
+        let current = (random_bits()? % managers as u128) as usize;
         let managers = Mutex::new(ManagerChannels::new(access, current));
         Ok(ManagerConnection { managers, runtime: Some(runtime) })
     }

@@ -10,7 +10,8 @@ use sublet_proto::{Code, Error};
 
 use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
-use crate::manager::{ManagerClient, random_bits};
+use crate::manager::ManagerClient;
+use crate::random::random_bits;
 
 /// Number of bytes of entries after which a message is sent.
 const BATCH_BYTES: usize = 1 << 20;

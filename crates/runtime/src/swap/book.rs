@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use super::SwapStatistics;
 use super::plan::{SwapPlan, Touching};
 use super::slots::BufferSlots;
+use super::statistics::SwapStatistics;
 use super::streams::Streams;
 use super::units::{BlockAt, PAGE_BYTES, PageSpan, REGION_BLOCKS, REGION_PAGES};
 

@@ -5,6 +5,7 @@ use sublet_fabric::faults::Touch;
 use super::book::{FillResult, MAX_LOADS, NeededMemory, PageBook, PageState, Unit};
 use super::plan::Touching;
 use super::slots::BufferSlot;
+use super::statistics::SwapStatistics;
 use super::streams::{AccessPattern, Direction};
 use super::units::{BLOCK_PAGES, BlockAt, PAGE_BYTES, PageSpan, REGION_BYTES, REGION_PAGES};
 
@@ -294,7 +295,7 @@ impl PageBook {
         if is_known { FillResult::Protected } else { FillResult::Writable }
     }
 
-    pub(super) fn statistics_now(&self) -> super::SwapStatistics {
-        super::SwapStatistics { resident_bytes: self.used_pages * PAGE_BYTES, ..self.statistics }
+    pub(super) fn statistics_now(&self) -> SwapStatistics {
+        SwapStatistics { resident_bytes: self.used_pages * PAGE_BYTES, ..self.statistics }
     }
 }

@@ -9,13 +9,13 @@ use sublet_fabric::faults::{PageFaults, Touch, Writing};
 use sublet_fabric::stretch::Stretch;
 use sublet_proto::Error;
 
-use super::SwapStatistics;
 use super::backing::Backing;
 use super::book::{NeededMemory, PageBook};
 use super::eviction::Eviction;
 use super::fault_handling::{FaultCase, FaultStep};
 use super::follow::Follow;
 use super::plan::SwapPlan;
+use super::statistics::SwapStatistics;
 use super::units::{BLOCK_PAGES, PAGE_BYTES, PageSpan};
 use crate::lease::link::lock;
 
