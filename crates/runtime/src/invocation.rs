@@ -16,6 +16,7 @@ use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 mod detour;
+mod resending;
 
 pub use detour::is_repeatable;
 use detour::{Detour, DetourStep};
