@@ -25,14 +25,15 @@
 //! - A submission does not wait until an answer is taken: it fails if the ring has not enough space.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
+mod engine;
 mod named_buffers;
 mod served_executor;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use named_buffers::{BufferName, MAX_PLACES};
-pub use served_executor::{Execute, InputSource, OutputSink, ServedExecutor};
+pub use engine::{BufferName, Execute, InputSource, MAX_PLACES, OutputSink};
+pub use served_executor::ServedExecutor;
 
 use sublet_fabric::SharedBytes;
 use sublet_proto::{Code, Error};

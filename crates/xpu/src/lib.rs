@@ -22,6 +22,7 @@ pub mod chain;
 pub mod executor;
 pub mod fifo;
 mod process;
+mod shim_messages;
 pub mod wire;
 
 pub use capability::{FifoRights, GlobalId};

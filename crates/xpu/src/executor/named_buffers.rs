@@ -15,30 +15,11 @@
 
 use sublet_proto::{Code, Error};
 
-use super::{AlignedBytes, Execute, InputSource, OutputSink, PLACE, THEN, check_space};
+use super::engine::{BufferName, Execute, InputSource, MAX_PLACES, OutputSink};
+use super::{AlignedBytes, PLACE, THEN, check_space};
 
-/// Named places of an executor, at most.
-pub const MAX_PLACES: usize = 16;
 /// A device's memory without a name that stays for the next call, in bytes of a place.
 const MAX_SPARE_BYTES: usize = 4 << 20;
-
-/// A place's number, below [`BufferName::COUNT`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BufferName(pub u8);
-
-impl BufferName {
-    /// Number of buffers: a function may read one and write one beside those with names.
-    pub const COUNT: usize = MAX_PLACES + 2;
-
-    fn all() -> impl Iterator<Item = BufferName> {
-        (0..BufferName::COUNT as u8).map(BufferName)
-    }
-
-    /// The number as an index.
-    pub fn index(self) -> usize {
-        self.0.into()
-    }
-}
 
 /// The buffers of an executor.
 pub(super) struct NamedBuffers {

@@ -25,7 +25,7 @@ use sublet_proto::v1::{FifoAcross, FifoJoined};
 use sublet_proto::{Code, Error};
 
 use super::{FifoShape, REGION};
-use crate::process::{descriptors, out_of_turn, shape};
+use crate::shim_messages::{descriptors, out_of_turn, shape};
 
 /// The number of the FIFO of the other direction. The numbers are those in the keys.
 pub const BACK: u32 = 1;

@@ -17,7 +17,8 @@ use sublet_proto::{Code, Error, decode};
 
 use super::{FifoEnd, FifoShape, INLINE_BYTES, LOOKS, LinePart, MessagePartKind, PIECE_BYTES, from_words};
 use crate::capability::GlobalId;
-use crate::process::{ObjectDescriptor, shim_gone};
+use crate::process::ObjectDescriptor;
+use crate::shim_messages::shim_gone;
 
 /// Number of polls of one ring before the next.
 const LOOKS_AT_ONE: u32 = 64;
