@@ -31,6 +31,7 @@
 //! like any other. It never returns into the spawner's code.
 
 pub(crate) mod ahead;
+mod blank;
 mod container;
 mod delegate;
 mod init;
@@ -49,12 +50,12 @@ pub(crate) mod template;
 mod weak;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::rc::Rc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
 use crate::{Walls, system};
+pub(crate) use blank::Blank;
 pub(crate) use mount_points::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS, VIEWS};
 pub(crate) use mounts::SHARED_POINT;
 pub(crate) use names::{USER_NAME, user_entry};
@@ -62,27 +63,10 @@ pub(crate) use output::OutputTarget;
 pub(crate) use plan::CreationPlan;
 pub(crate) use report::{CreationStep, SandboxOrder, SandboxReport};
 pub(crate) use root::FOLDERS_POINT;
-use seccomp::Filters;
 
-/// Status of a process that did not become the program. It is never read: the process has reported the reason.
-const NOT_EXECUTED: i32 = 127;
 /// Namespaces that every sandbox has for itself. A sandbox may use the host's network.
 pub(crate) const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
-
-/// Resources of a first process that is made before its plan is known.
-pub(crate) struct Blank {
-    /// Connection to the spawner.
-    pub(crate) link: OwnedFd,
-    /// User that the process sees itself as: the sandbox's user, or root for an OCI runtime.
-    pub(crate) user: u32,
-    /// Whether the groups of the spawner's user can be left: not without privileges.
-    pub(crate) leaves_groups: bool,
-    pub(crate) filters: Rc<Filters>,
-    /// Descriptors to keep of the process that it was forked from: those that a language runtime holds for itself.
-    pub(crate) kept: Vec<RawFd>,
-    pub(crate) walls: Walls,
-}
 
 /// The life of a sandbox's first process.
 pub(crate) fn run(blank: &Blank) -> ! {

@@ -13,8 +13,9 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
+use super::blank::{Blank, NOT_EXECUTED};
 use super::output::{OutputTarget, ProgramOutput};
-use super::{Blank, CreationPlan, CreationStep, NOT_EXECUTED, SandboxReport, delegate, weak};
+use super::{CreationPlan, CreationStep, SandboxReport, delegate, weak};
 use crate::system;
 
 pub(super) fn run(mut plan: CreationPlan, blank: &Blank) -> ! {

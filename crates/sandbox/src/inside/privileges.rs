@@ -10,7 +10,7 @@ use rustix::thread::{
     set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::Blank;
+use super::blank::Blank;
 
 /// The kernel numbers capabilities with fewer bits than these.
 const MAX_CAPABILITIES: u32 = 64;

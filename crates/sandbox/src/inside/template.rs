@@ -19,7 +19,8 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::{NOT_EXECUTED, mount_points, privileges, root, weak};
+use super::blank::NOT_EXECUTED;
+use super::{mount_points, privileges, root, weak};
 use crate::language::ADAPTER;
 use crate::{Language, Template, system};
 

@@ -6,14 +6,13 @@
 //! others still share stays charged to its group.
 
 mod claim;
+mod files;
 mod share;
 mod v1;
 mod v2;
 
-use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 
 use rustix::process::Pid;
 
@@ -21,8 +20,7 @@ use crate::SandboxLimits;
 use v1::V1;
 use v2::V2;
 
-/// Prefix of the name of a spawner's group; numbers follow.
-pub(crate) const PREFIX: &str = "sublet-";
+pub(crate) use claim::PREFIX;
 
 /// The groups of one spawner.
 pub(super) struct Cgroups {
@@ -100,16 +98,4 @@ impl Cgroup {
             Cgroup::Two(group) => group.out_of_memory_kills(),
         }
     }
-}
-
-/// Returns the number after a word in a file of "word number" lines.
-fn counter(path: &Path, word: &str) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let mut numbers = text.lines().filter_map(|line| line.strip_prefix(word)?.trim().parse().ok());
-    numbers.next().unwrap_or(0)
-}
-
-/// Cores as the kernel reads them: "1,3".
-fn core_list(cores: &[u32]) -> String {
-    cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }

@@ -7,7 +7,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sublet_proto::v1::{SandboxCreate, SandboxIds, SandboxRequest, sandbox_request::Body};
 
 use super::table::SandboxTable;
-use super::{Workshop, users};
+use super::users;
+use super::workshop::Workshop;
 use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
 use crate::{

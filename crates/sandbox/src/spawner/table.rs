@@ -8,8 +8,9 @@ use sublet_proto::v1::{
     SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList, SandboxRequest, SandboxSpec,
 };
 
+use super::birth;
 use super::sandbox::Sandbox;
-use super::{Workshop, birth};
+use super::workshop::Workshop;
 use crate::wire::{self, decode_spec, encode_answer};
 use crate::{MAX_SANDBOXES, SandboxError, SandboxId, SandboxState, SandboxStatus, Signal};
 

@@ -15,8 +15,9 @@ use sublet_proto::text::printable_line;
 use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
+use super::means::{SandboxRoot, SpawnMeans};
 use super::users::User;
-use super::{SandboxRoot, SpawnMeans, link, root};
+use super::{link, root};
 use crate::inside::template::{Seed, TemplateMounts, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{SandboxLimits, Template, Walls, wire};

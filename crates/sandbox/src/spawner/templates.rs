@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::v1::ColdImports;
 
+use super::first_process;
+use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
-use super::{SpawnMeans, birth};
 use crate::{SandboxError, SandboxStatus, Template};
 
 /// Maximum number of templates with modules, and of interpreters.
@@ -99,7 +100,7 @@ impl Templates {
     pub(super) fn make_ready(&mut self, means: &mut SpawnMeans) -> bool {
         for (template, known) in &mut self.known {
             if known.ready.len() < READY && known.look(template) {
-                let made = known.warm.as_mut().map(|warm| birth::copy(means, warm));
+                let made = known.warm.as_mut().map(|warm| first_process::copy(means, warm));
                 match made {
                     Some(Ok(sandbox)) => known.ready.push(sandbox),
                     Some(Err(error)) => known.give_up(template, &error),
@@ -159,7 +160,7 @@ impl Templates {
             let Some(warm) = &mut known.warm else { return Ok(None) };
             let made = match warm.is_ready(is_needed) {
                 Ok(false) => return Ok(None),
-                Ok(true) => birth::copy(means, warm),
+                Ok(true) => first_process::copy(means, warm),
                 Err(error) => Err(failed(template, error)),
             };
             match made {

@@ -13,12 +13,13 @@ use std::rc::Rc;
 use rustix::process::{DumpableBehavior, Pid, getgid, getuid, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::READY;
 use crate::{MAX_SANDBOXES, USER, system};
 
 /// The first of the users that sandboxes are, on the machine: above those that systems give to people, services,
 /// containers and virtual machines, below those that are no valid number somewhere.
 const FIRST: u32 = 1_900_000_000;
+/// Number of first processes that are kept ready.
+pub(super) const READY: usize = 8;
 /// Number of users of a spawner: the prepared first processes have users already.
 #[expect(clippy::cast_possible_truncation, reason = "both are constants, which are asserted to be few below")]
 const USERS: u32 = (MAX_SANDBOXES + READY) as u32;

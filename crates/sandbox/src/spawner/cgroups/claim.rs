@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::PREFIX;
+/// Prefix of the name of a spawner's group; numbers follow.
+pub(crate) const PREFIX: &str = "sublet-";
 
 /// Names that are tried: spawners of several PID namespaces may have the same number.
 const NAMES: u32 = 1024;

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, getpid, getppid};
 
 use super::claim::{SpawnerGroup, remove_left};
-use super::{core_list, counter, share};
+use super::files::{core_list, counter};
+use super::share;
 use crate::SandboxLimits;
 use crate::groups::{GroupLocation, own_place};
 
