@@ -9,6 +9,7 @@ mod interfaces;
 mod measure;
 mod providers;
 mod rdma;
+mod report;
 
 use std::net::IpAddr;
 
@@ -18,10 +19,12 @@ use sublet_fabric::ofi::OfiNetwork;
 use sublet_proto::{Code, Error};
 
 use choice::choose;
-use interfaces::{Interface, default_route, interfaces};
+use interfaces::{Interface, default_route, interfaces, is_link_local};
 pub(crate) use measure::FabricMeasurement;
 use providers::LocalMachine;
 use rdma::{memory_lock, ports};
+
+pub(crate) use report::{Chosen, FabricClients, FabricReport};
 
 /// The fabrics of this machine, and the chosen ones.
 #[derive(Debug, Serialize)]
@@ -30,47 +33,6 @@ pub(crate) struct Fabrics {
     pub(crate) chosen: Vec<Chosen>,
     /// Memory that this process may lock for RDMA, in bytes; null: without a limit.
     pub(crate) memory_lock_bytes: Option<u64>,
-}
-
-/// One way to carry calls.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct FabricReport {
-    /// The fabric's name in `--fabric`.
-    pub(crate) fabric: &'static str,
-    /// The provider of libfabric.
-    pub(crate) provider: Option<String>,
-    /// The network interface, or the RDMA device where there is none.
-    pub(crate) interface: Option<String>,
-    pub(crate) address: Option<String>,
-    #[serde(skip)]
-    pub(crate) is_loopback: bool,
-    /// The rate of the link, if the kernel or the library knows it.
-    pub(crate) bits_per_s: Option<u64>,
-    pub(crate) mtu_bytes: Option<u64>,
-    pub(crate) usable: bool,
-    /// Reason why the fabric is not usable.
-    pub(crate) reason: Option<String>,
-    /// Problem of a fabric that is usable nevertheless.
-    pub(crate) warning: Option<String>,
-    pub(crate) measured: Option<FabricMeasurement>,
-}
-
-/// The fabric that is chosen by default for one kind of clients.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Chosen {
-    pub(crate) clients: FabricClients,
-    pub(crate) fabric: &'static str,
-    pub(crate) provider: Option<String>,
-    pub(crate) interface: Option<String>,
-    pub(crate) why: String,
-}
-
-/// The clients of a chosen fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum FabricClients {
-    ThisMachine,
-    OtherMachines,
 }
 
 /// Lists the fabrics of this machine, and chooses among them.
@@ -135,15 +97,6 @@ fn tcp(interface: &Interface) -> Vec<FabricReport> {
         None if global.is_empty() => vec![fabric(None, Some("the interface has link-local addresses alone"))],
         Some(_) if global.is_empty() => vec![fabric(None, interface.down)],
         down => global.into_iter().map(|address| fabric(Some(address), down)).collect(),
-    }
-}
-
-/// Whether an address is link-local, and so valid only together with an interface.
-fn is_link_local(address: &str) -> bool {
-    match address.parse() {
-        Ok(IpAddr::V4(address)) => address.is_link_local(),
-        Ok(IpAddr::V6(address)) => address.is_unicast_link_local(),
-        Err(_) => false,
     }
 }
 

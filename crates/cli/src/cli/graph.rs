@@ -1,6 +1,8 @@
 //! `sublet graph`: checks, shows, deploys and runs graphs of components.
 
+mod documents;
 mod history;
+mod labels;
 mod layout;
 mod plot;
 mod run;
@@ -9,19 +11,17 @@ mod terminal;
 mod top;
 mod trigger;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_proto::graph::{self, Component, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, Role};
+use sublet_proto::graph::Graph;
 use sublet_proto::text::{printable_json, printable_text};
 use sublet_proto::{Code, Error};
 
 use super::ConnectionArguments;
-use super::files::{is_dash, read_up_to};
 use super::output::{CommandOutput, print};
-use super::parse::{show_bytes, show_count};
+use super::parse::show_count;
 
 /// Maximum number of edges that are drawn: more are unreadable and slow to lay out.
 const MAX_DRAWN_EDGES: usize = 1024;
@@ -116,8 +116,8 @@ struct GraphReport<'graph> {
 /// Runs the subcommand.
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.command {
-        Command::Check { file } => check(&read(file)?, output),
-        Command::Show { file, svg } => show(&read(file)?, svg.as_deref(), output),
+        Command::Check { file } => check(&documents::read(file)?, output),
+        Command::Show { file, svg } => show(&documents::read(file)?, svg.as_deref(), output),
         Command::Schema => print(SCHEMA.trim_end()),
         Command::Deploy(deploy) => run::deploy(deploy, output),
         Command::List { connection } => run::list(connection, output),
@@ -166,58 +166,6 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &CommandOutput) -> Result<(),
     }
     match svg {
         None => print(printable_text(&terminal::draw(graph)).trim_end()),
-        Some(file) => write_svg(file, &svg::draw(graph)),
-    }
-}
-
-fn write_svg(file: &Path, svg: &str) -> Result<(), Error> {
-    if is_dash(file) {
-        return print(svg.trim_end());
-    }
-    fs::write(file, svg)
-        .map_err(|error| Error::of_system(format_args!("cannot write {}", file.display()), &error))
-}
-
-fn read(file: &Path) -> Result<Graph, Error> {
-    parse(file, &read_document(file)?)
-}
-
-fn read_document(file: &Path) -> Result<Vec<u8>, Error> {
-    let failed =
-        |error| Error::new(Code::InvalidArgument, format!("cannot read {}: {error}", file.display()));
-    // One byte more than the limit, so that the parser reports a document that is too large.
-    read_up_to(file, MAX_DOCUMENT_BYTES as u64 + 1).map_err(failed)
-}
-
-fn parse(file: &Path, json: &[u8]) -> Result<Graph, Error> {
-    Graph::parse(json).map_err(|problems| graph::error(file.display(), &problems))
-}
-
-/// Describes the condition of a trigger edge, if it has one.
-fn condition(edge: &Edge) -> Option<String> {
-    edge.condition.as_ref().map(|condition| match condition {
-        Condition::When(text) => format!("when {text:?}"),
-        Condition::Otherwise => "otherwise".to_owned(),
-    })
-}
-
-/// Two lines for the box of a component: its name and its function or size.
-fn label(component: &Component) -> [String; 2] {
-    let name = &component.name;
-    match &component.role {
-        Role::Compute(compute) => {
-            let entry = if compute.is_entry { "* " } else { "" };
-            let times =
-                if compute.parallelism > 1 { format!(" x{}", compute.parallelism) } else { String::new() };
-            let package = match compute.package.strip_prefix("sha256:") {
-                Some(digest) => &digest[..12],
-                None => &compute.package,
-            };
-            [format!("{entry}{name}{times}"), format!("{package}/{}", compute.function)]
-        }
-        Role::Memory(graph::MemoryNeed { initial_bytes, increment_bytes, .. }) => {
-            let size = |bytes: &Option<u64>| bytes.map_or_else(|| "auto".to_owned(), show_bytes);
-            [name.clone(), format!("{} + {}", size(initial_bytes), size(increment_bytes))]
-        }
+        Some(file) => documents::write_svg(file, &svg::draw(graph)),
     }
 }

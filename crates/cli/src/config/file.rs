@@ -8,7 +8,7 @@ use sublet_proto::{Code, Error};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Schema, Setting, ValueKind, ValueSource};
+use super::schema::{Schema, Setting, ValueKind, ValueSource};
 
 /// Largest configuration file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;

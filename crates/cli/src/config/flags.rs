@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use super::{ConfigKey, Otherwise, Schema, ValueKind};
+use super::schema::{ConfigKey, Otherwise, Schema, ValueKind};
 
 /// A program that has a configuration.
 pub(crate) trait ConfiguredProgram {

@@ -3,7 +3,7 @@
 use sublet_fabric::Provider;
 use sublet_proto::network;
 
-use super::{Chosen, FabricClients, FabricReport};
+use super::report::{Chosen, FabricClients, FabricReport};
 
 /// Chooses a fabric for clients of this machine, and one for clients of other machines, if they can connect at all.
 /// `offered` is the list that an agent here would offer, best first.

@@ -87,6 +87,15 @@ fn default_in(table: &str) -> Option<String> {
     defaults.next().map(|route| route[0].to_owned())
 }
 
+/// Whether an address is link-local, and so valid only together with an interface.
+pub(super) fn is_link_local(address: &str) -> bool {
+    match address.parse() {
+        Ok(IpAddr::V4(address)) => address.is_link_local(),
+        Ok(IpAddr::V6(address)) => address.is_unicast_link_local(),
+        Err(_) => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

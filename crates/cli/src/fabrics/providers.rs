@@ -3,9 +3,9 @@
 use sublet_fabric::Provider;
 use sublet_fabric::ofi::{self, ProviderInfo};
 
-use super::interfaces::Interface;
+use super::interfaces::{Interface, is_link_local};
 use super::rdma::{MemoryLock, Port, mtu_warning};
-use super::{FabricReport, is_link_local};
+use super::report::FabricReport;
 
 /// The provider of RDMA devices as the kernel knows them.
 const VERBS: &str = "verbs";

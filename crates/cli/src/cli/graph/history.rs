@@ -7,8 +7,8 @@ use serde::Serialize;
 use sublet_proto::v1::{self, ComponentState, RunInfo};
 use sublet_proto::{Code, Error};
 
+use super::documents::write_svg;
 use super::plot::{self, MemoryPoint};
-use super::write_svg;
 use crate::cli::ConnectionArguments;
 use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{show_bytes, show_ns};

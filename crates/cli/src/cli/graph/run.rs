@@ -12,8 +12,8 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::fabrics::FabricChoice;
 use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 
+use super::documents::{parse, read_document};
 use super::history::{ComponentUse, component_uses, show_uses};
-use super::{parse, read_document};
 use crate::cli::ConnectionArguments;
 use crate::cli::files::{is_dash, read_up_to, write_output};
 use crate::cli::output::{CommandOutput, table};

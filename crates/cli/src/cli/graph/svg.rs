@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use sublet_proto::graph::{Component, Graph, Relation, Role};
 
+use super::labels::{condition, label};
 use super::layout::{DrawingPoint, Measures, lay_out};
-use super::{condition, label};
 
 const CHARACTER: f64 = 7.8;
 const PADDING: f64 = 14.0;

@@ -3,8 +3,8 @@
 
 use sublet_proto::graph::{Component, Edge, Graph, Relation};
 
+use super::labels::{condition, label};
 use super::layout::{DrawingPoint, GraphLayout, Measures, flow, lay_out};
-use super::{condition, label};
 
 /// Height of a box: two lines of text and a frame.
 const BOX_ROWS: usize = 4;
