@@ -41,16 +41,16 @@ use crate::listener::message::{self, FromClient, ToClient};
 use crate::listener::pace::{MAX_MESSAGES_PER_SECOND, Pace};
 use crate::node::Node;
 use crate::signal::{DescriptorWatch, WantedEnd, wait_for, wait_readable};
-use process::end_worker;
 use relay::WorkerRelay;
 use remote_segment::RemoteSegment;
-use start::StartState;
+use start_state::StartState;
 
 mod memory_proxy;
 mod process;
 mod relay;
 mod remote_segment;
 mod start;
+mod start_state;
 mod tell;
 
 /// How long a client waits at most for a manager to hear of the end of its lease.
@@ -504,6 +504,18 @@ fn wait_told(node: &Node, socket: &Connection, lease: &str) {
     while !node.leases.ledger.wait_told(lease, PULSE) && Instant::now() < until {
         if socket.is_remote() && message::send(socket, ToClient::Alive(v1::Alive {}), &[]).is_err() {
             return;
+        }
+    }
+}
+
+/// Kills the worker. Returns whether it is dead. Its sandbox, with the kernel's counters, exists until the worker is
+/// dropped.
+fn end_worker(worker: &mut WorkerProcess, lease: &str) -> bool {
+    match worker.kill() {
+        Ok(()) => true,
+        Err(error) => {
+            error!(lease, %error, "the lease's cores are lost");
+            false
         }
     }
 }

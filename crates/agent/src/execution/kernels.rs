@@ -10,11 +10,11 @@
 
 mod build;
 mod builder;
+mod device_access;
 mod drivers;
 mod look;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -26,9 +26,9 @@ use sublet_fabric::sync::lock;
 use sublet_proto::package::{BUILT_FOLDER, PackageKind, built_file};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Devices, SCRATCH};
 use tracing::info;
 
+pub(crate) use device_access::{devices_of, environment};
 pub(crate) use look::DeviceQuery;
 
 use crate::execution::packages::{FileStamp, Runnable};
@@ -40,16 +40,6 @@ use crate::machine::state::system;
 const BUILDER: &str = "sublet-device-builder";
 /// Packages of which is known how their build ended; all are forgotten when there are more.
 const MAX_KNOWN: usize = 1024;
-
-/// Environment of every process that uses a device: where it may write, and where compilers find linkers.
-pub(crate) fn environment() -> Vec<(OsString, OsString)> {
-    [("HOME", SCRATCH), ("PATH", "/usr/bin")].map(|(name, value)| (name.into(), value.into())).to_vec()
-}
-
-/// Access that the sandboxes of a kind have to the host's devices.
-pub(crate) fn devices_of(kind: PackageKind) -> Devices {
-    if kind == PackageKind::Cuda { Devices::Gpu } else { Devices::Drivers }
-}
 
 /// The kind of a build, if it is one of kernels.
 pub(crate) fn kind_of(build: &PackageBuild) -> Option<PackageKind> {

@@ -9,8 +9,10 @@
 //! file is made. The disk is not trusted either: before a worker starts, its package is verified ([`kept`]). A damaged
 //! package is set aside and fetched again.
 
+mod environment_trees;
 mod environments;
 mod kept;
+mod start_step;
 mod wheels;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,10 +35,10 @@ use crate::execution::cache::{
 };
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
-use environments::Environments;
-pub(crate) use environments::StartStep;
+use environment_trees::{Environments, TREE};
 pub(crate) use kept::FileStamp;
 use kept::{Damage, Stamps, check};
+pub(crate) use start_step::StartStep;
 
 /// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
 /// again: workers that run have it mounted.
@@ -133,7 +135,7 @@ impl NodePackages {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
             } else {
                 // It is made anew once its layers are verified.
-                remove(&entry.path().join(environments::TREE))?;
+                remove(&entry.path().join(TREE))?;
             }
         }
         let (known, fetching, environments) = (Mutex::default(), Mutex::default(), Environments::default());

@@ -19,6 +19,7 @@
 //! - A call that waits for a neighbour is answered when that is out of reach.
 
 mod connections;
+mod fifo_names;
 mod names;
 mod peers;
 mod rights;
@@ -32,7 +33,7 @@ use sublet_proto::{Code, Error, pu};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use names::{FifoNames, TenantFifoName};
+use fifo_names::{FifoNames, TenantFifoName};
 pub(crate) use peers::ProtocolViolation;
 
 /// FIFOs of one process.

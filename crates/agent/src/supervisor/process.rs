@@ -2,11 +2,10 @@
 
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
-use tracing::{error, info};
+use tracing::info;
 
 use super::relay::{RelayOutcome, WorkerRelay};
 use super::{Event, Supervisor};
-use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
 
@@ -73,18 +72,6 @@ impl Supervisor<'_> {
             RelayOutcome::ToClient(said) => self.tell(ToClient::FromWorker(said)),
             RelayOutcome::Step(step) => self.tell(ToClient::Progress(v1::Progress { step })),
             RelayOutcome::Stop(why) => self.stop(format!("the worker was stopped: {why}")),
-        }
-    }
-}
-
-/// Kills the worker. Returns whether it is dead. Its sandbox, with the kernel's counters, exists until the worker is
-/// dropped.
-pub(super) fn end_worker(worker: &mut WorkerProcess, lease: &str) -> bool {
-    match worker.kill() {
-        Ok(()) => true,
-        Err(error) => {
-            error!(lease, %error, "the lease's cores are lost");
-            false
         }
     }
 }

@@ -9,31 +9,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use sublet_fabric::clock::monotonic_ns;
-use sublet_fabric::packet::PacketSocket;
-use sublet_proto::v1::{self, Lease, Started};
+use sublet_proto::v1::{self, Lease};
 use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
 use super::Supervisor;
+use super::start_state::{Outcome, StartState};
 use crate::execution::background_task::BackgroundTask;
 use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
-
-/// Outcome of a start for the client: the started process and, for a client on the node, the client's end of the
-/// worker's control socket.
-pub(super) type Outcome = Result<(Started, Option<PacketSocket>), Error>;
-
-/// State of a start.
-pub(super) enum StartState {
-    /// No start is under way, or the client has its outcome.
-    None,
-    /// The start waits for the package since this time.
-    Fetching { package: BackgroundTask<Runnable>, step: StartStep, requested_ns: u64 },
-    /// The client has to be sent the outcome.
-    Over(Outcome),
-}
 
 impl Supervisor<'_> {
     /// Starts a worker on the client's request.

@@ -9,7 +9,7 @@ use sublet_proto::{Code, Error, version};
 
 use super::Supervisor;
 use super::remote_segment::RemoteSegment;
-use super::start::Outcome;
+use super::start_state::Outcome;
 use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
 

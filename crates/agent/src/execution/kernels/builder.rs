@@ -13,7 +13,7 @@ use sublet_sandbox::{
     NetworkAccess, NewSandbox, ProgramEnd, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
 
-use super::{devices_of, environment};
+use super::device_access::{devices_of, environment};
 use crate::signal::wait_readable;
 
 /// How long what was killed may take to end.

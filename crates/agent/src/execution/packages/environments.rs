@@ -12,13 +12,12 @@
 //! The trees are made anew at their first use after the agent's start, when the layers were compared with their records.
 //! An environment in the cache keeps its layers there: what its links hold on the disk is counted for as long as it is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Mutex;
 use std::thread;
 
 use sublet_fabric::sync::lock;
@@ -30,76 +29,15 @@ use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
+use super::environment_trees::TREE;
+use super::start_step::StartStep;
 use super::{NodePackages, failed, key, remove};
 use crate::execution::cache::{self, CacheLookup, DiskSize, EntryUse};
-use crate::signal::Signal;
 
-/// Path of the tree of an environment in its package's folder.
-pub(super) const TREE: &str = ".built/environment";
 /// Name of a tree that is not complete, beside it.
 const UNFINISHED_TREE: &str = "unfinished";
 /// Layers of an environment that are fetched and unpacked at the same time.
 const AT_ONCE: usize = 2;
-
-/// Step of a start that fetches, which its client receives: `pulling numpy, 2 of 7`.
-#[derive(Clone, Default)]
-pub(crate) struct StartStep(Arc<StepState>);
-
-#[derive(Default)]
-struct StepState {
-    step: Mutex<String>,
-    /// Raised while there is a step that the supervisor has not taken note of.
-    changed: Option<Signal>,
-}
-
-impl StartStep {
-    /// A step whose changes can be waited for.
-    pub(crate) fn watched() -> Result<StartStep, Error> {
-        Ok(StartStep(Arc::new(StepState { step: Mutex::default(), changed: Some(Signal::new()?) })))
-    }
-
-    /// Says what is being done now.
-    fn set(&self, step: String) {
-        *lock(&self.0.step) = step;
-        self.0.changed.iter().for_each(Signal::raise);
-    }
-
-    /// A descriptor that is readable once there is a new step.
-    pub(crate) fn changed(&self) -> Option<BorrowedFd<'_>> {
-        self.0.changed.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Returns what is being done now.
-    pub(crate) fn take_note(&self) -> String {
-        self.0.changed.iter().for_each(Signal::clear);
-        lock(&self.0.step).clone()
-    }
-}
-
-/// The environments of a node.
-#[derive(Default)]
-pub(super) struct Environments {
-    /// Trees that are complete, by the digests of their environments.
-    ready: Mutex<BTreeMap<String, PathBuf>>,
-    /// Layers that were unpacked or verified since the agent's start.
-    pub(super) verified: Mutex<BTreeSet<String>>,
-    /// Locks of what is being made, by digest.
-    making: Mutex<BTreeMap<String, Weak<Mutex<()>>>>,
-}
-
-impl Environments {
-    /// The lock of one environment or layer: none is made twice at once.
-    pub(super) fn lock_of(&self, digest: &str) -> Arc<Mutex<()>> {
-        let mut making = lock(&self.making);
-        if let Some(known) = making.get(digest).and_then(Weak::upgrade) {
-            return known;
-        }
-        making.retain(|_, known| known.strong_count() > 0);
-        let made = Arc::default();
-        making.insert(digest.to_owned(), Arc::downgrade(&made));
-        made
-    }
-}
 
 impl NodePackages {
     /// The tree of a build's environment, and the token of its use: `Some(None)` if it needs none, `None` if the tree has

@@ -4,64 +4,15 @@
 //! name, or if it requests the name for a FIFO with the lower id. If its own FIFO has the higher id, it gives up its
 //! own claim. So of two concurrent claims exactly one succeeds, whichever other neighbours are asked.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
 use sublet_xpu::wire::check_name_len;
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
+use super::fifo_names::TenantFifoName;
 use super::{Claim, DelayedRequest, FifoDescriptor, FifoState, MAX_FIFOS, Peer, ShimCore, ShimEffect, Tag};
-
-/// A tenant's name of a FIFO.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct TenantFifoName {
-    pub(super) tenant: Arc<str>,
-    pub(super) name: String,
-}
-
-/// FIFOs that have or claim each name: one, except while claims are under way.
-#[derive(Default)]
-pub(super) struct FifoNames(HashMap<TenantFifoName, BTreeSet<GlobalId>>);
-
-impl TenantFifoName {
-    pub(super) fn of(told: &v1::FifoName) -> TenantFifoName {
-        TenantFifoName { tenant: told.tenant.as_str().into(), name: told.name.clone() }
-    }
-
-    pub(super) fn told(&self, object: GlobalId) -> v1::FifoName {
-        v1::FifoName { tenant: self.tenant.to_string(), name: self.name.clone(), object: object.to_bits() }
-    }
-}
-
-impl FifoNames {
-    pub(super) fn insert(&mut self, name: TenantFifoName, object: GlobalId) {
-        self.0.entry(name).or_default().insert(object);
-    }
-
-    pub(super) fn remove(&mut self, name: &TenantFifoName, object: GlobalId) {
-        if let Some(holders) = self.0.get_mut(name) {
-            holders.remove(&object);
-            if holders.is_empty() {
-                self.0.remove(name);
-            }
-        }
-    }
-
-    /// FIFOs that have or claim a name, the lowest id first.
-    pub(super) fn holders(&self, name: &TenantFifoName) -> impl Iterator<Item = GlobalId> + '_ {
-        self.0.get(name).into_iter().flatten().copied()
-    }
-
-    #[cfg(test)]
-    pub(super) fn all(&self) -> BTreeSet<(TenantFifoName, GlobalId)> {
-        self.0
-            .iter()
-            .flat_map(|(name, holders)| holders.iter().map(|object| (name.clone(), *object)))
-            .collect()
-    }
-}
 
 impl ShimCore {
     /// Creates a FIFO, which the calling process reads.
