@@ -24,7 +24,7 @@ use sublet_proto::{Code, Error, decode};
 use tokio::sync::Semaphore;
 
 use self::fold::FoldedSum;
-use self::span::{FunctionShare, PeriodUsage, UsageSpan};
+use self::span::{FunctionShare, PeriodUsage, UsageSpan, day_of};
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::lease_records::{self, LeaseRecord, MINUTE_MS, Minute, minute_prefix, parse_minute_key};
@@ -39,7 +39,6 @@ pub const MAX_MINUTES: usize = 4_000_000;
 /// Most lines of one bill, and most leases in a bill of a part of time.
 pub const MAX_LINES: usize = 262_144;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
-const DAY_MINUTES: u64 = 24 * 60;
 /// Most times that a bill is begun anew because another manager folds leases meanwhile, and the pause before it.
 const ATTEMPTS: u32 = 50;
 const RETRY: Duration = Duration::from_millis(100);
@@ -100,11 +99,6 @@ impl Scope {
             _ => 0,
         }
     }
-}
-
-/// The first minute of a minute's day, in UTC.
-fn day_of(minute: u64) -> u64 {
-    minute / DAY_MINUTES * DAY_MINUTES
 }
 
 /// Reads the usage of leases in the scope, page by page.

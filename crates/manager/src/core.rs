@@ -70,7 +70,7 @@ pub use messages::{
     AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Neighbourhood,
     NeighbourhoodNode, RackStanding, Refusals, Renewal, ReportAnswer, ReportedEnd, TokenStatus,
 };
-pub use nodes::{MAX_NODES, ManagedNode};
+pub use nodes::{Level, MAX_NODES, ManagedNode, SILENCE_TICKS, TICK_MS};
 pub use placement::MAX_PARTS;
 pub use racks::MAX_RACKS;
 pub use resources::{LeaseResources, LendingState, NodeCapacity, Reach};
@@ -87,25 +87,12 @@ use table::LeaseTable;
 use tenants::TenantTable;
 use waiting::WaitQueue;
 
-/// Interval at which the shell sends [`CoreEvent::Tick`], in milliseconds.
-pub const TICK_MS: u64 = 500;
-/// Ticks without a report after which a node counts as lost: 3 s.
-pub const SILENCE_TICKS: u32 = 6;
 /// Time after a lease's expiry at which the manager ends it without its agent, or orders the agent to end it.
 pub const EXPIRY_SLACK_MS: u64 = 1_000;
 const EPOCH_SHIFT: u32 = 32;
 /// Events for each item of a consistency check.
 #[cfg(debug_assertions)]
 const LOOK_STEPS: usize = 4;
-
-/// Kind of a manager's nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// Nodes are computers, whose agents register with it.
-    Rack,
-    /// Nodes of the racks of other managers of its store, to one of which it hands each request.
-    Global,
-}
 
 /// Settings of a core, fixed at its start.
 #[derive(Clone, Debug)]

@@ -6,6 +6,8 @@
 
 mod environments;
 mod names;
+mod records;
+mod references;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -30,8 +32,10 @@ use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_r
 use crate::{collection, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
-pub(crate) use environments::{add_references, check_leasable};
+pub(crate) use environments::check_leasable;
 pub(crate) use names::{Asker, migrate};
+pub(crate) use records::known;
+pub(crate) use references::add_references;
 
 /// Time for which a look-up of a name is used.
 const NAME_AGE: Duration = Duration::from_secs(1);
@@ -296,7 +300,7 @@ impl StorePackages {
     async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
         let (of, stored) = (owner.to_owned(), info.clone());
         let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
-        let noted = environments::references(&info).chain([info.digest.as_str()]).map(str::to_owned);
+        let noted = references::references(&info).chain([info.digest.as_str()]).map(str::to_owned);
         collection::note(&self.database, &self.clock, noted.collect()).await?;
         self.forget(owner, &info.name);
         // It is remembered by its digest, too, for its first leases.
@@ -455,12 +459,6 @@ fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Op
     remembered.insert(key, (named, Instant::now()));
 }
 
-/// Returns the package of this digest, if all of it is in the store.
-pub(crate) fn known(store: &dyn Store, digest: &str) -> Result<Option<PackageInfo>, Error> {
-    let found = store.get(&format!("{}{digest}", keys::PACKAGE))?;
-    found.map(|found| decode("a stored package", &found.value)).transpose()
-}
-
 fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<NamedPackage>, Error> {
     let Some(record) = names::read(store, owner, name)?.0 else { return Ok(None) };
     let info = known(store, &record.digest)?;
@@ -599,7 +597,7 @@ fn remove(
             }
         }
     }
-    let layers = environments::layers_of_removed(store, owner, &digests)?;
+    let layers = references::layers_of_removed(store, owner, &digests)?;
     digests.iter().chain(&layers).for_each(|digest| batch.remove(name_key(owner, digest)));
     store.commit(&batch)?;
     Ok(Some(PackageRemoval { info: named.info.as_ref().clone(), digests }))

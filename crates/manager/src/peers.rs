@@ -23,6 +23,7 @@ use prost::Message;
 use sublet_proto::v1::{Holding, NodeGeneration, NodeGroup, PeerRecord, SpendRecord};
 use sublet_proto::{Error, decode};
 
+use self::merge::epoch_and_tenant;
 pub(crate) use self::merge::{Spenders, merge, note};
 pub use self::spending::Spending;
 pub use self::table::{PeerTable, SpentBy};
@@ -203,11 +204,6 @@ fn fitting(mut nodes: Vec<NodeGeneration>, mut space_bytes: usize) -> Vec<NodeGe
     let count = count.count();
     nodes.truncate(count);
     nodes
-}
-
-fn epoch_and_tenant(key: &str) -> Option<(u64, &str)> {
-    let (epoch, tenant) = key.strip_prefix(keys::SPEND)?.split_once('/')?;
-    Some((u64::from_str_radix(epoch, 16).ok()?, tenant))
 }
 
 #[cfg(test)]

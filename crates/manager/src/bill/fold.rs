@@ -24,9 +24,10 @@ use sublet_proto::price::{self, Cost};
 use sublet_proto::v1::{BillLine, LeaseState, Usage};
 use sublet_proto::{Code, Error, decode};
 
-use super::span::{FunctionShare, UsageSpan};
-use super::{LeaseRecord, MINUTE_MS, day_of};
-use crate::lease_records::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
+use super::span::{FunctionShare, UsageSpan, day_of};
+use crate::lease_records::{
+    self, LeaseRecord, MINUTE_MS, Minute, minutes_in_life, minutes_of, parse_minute_key,
+};
 use crate::store::{Batch, Store, hex, keys};
 
 /// The step that is being made.

@@ -10,6 +10,13 @@ use sublet_proto::v1::{FunctionUsage, Lease, Usage};
 
 use crate::lease_records::{LeaseRecord, Minute, larger};
 
+pub(super) const DAY_MINUTES: u64 = 24 * 60;
+
+/// The first minute of a minute's day, in UTC.
+pub(super) fn day_of(minute: u64) -> u64 {
+    minute / DAY_MINUTES * DAY_MINUTES
+}
+
 /// A lease's usage, cut into periods.
 pub(crate) struct UsageSpan {
     pub(crate) lease: Lease,

@@ -17,14 +17,26 @@ use super::pools::{self, Pools};
 use super::racks::{Free, GroupedNodes, RackPool, Racks, Spot};
 use super::resources::{LendingState, NodeCapacity, OfRack, Reach, memory_rank};
 use super::seats::{MAX_SEATS, Seat, Seats};
-use super::{Level, SILENCE_TICKS, TICK_MS};
 
+/// Interval at which the shell sends [`CoreEvent::Tick`](super::CoreEvent::Tick), in milliseconds.
+pub const TICK_MS: u64 = 500;
+/// Ticks without a report after which a node counts as lost: 3 s.
+pub const SILENCE_TICKS: u32 = 6;
 /// Most nodes of one manager.
 pub const MAX_NODES: usize = 65_536;
 /// Ticks after which a lost node is forgotten: an hour.
 const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 /// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
 const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
+
+/// Kind of a manager's nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Nodes are computers, whose agents register with it.
+    Rack,
+    /// Nodes of the racks of other managers of its store, to one of which it hands each request.
+    Global,
+}
 
 /// State of a node's links.
 #[derive(Clone, Copy, Debug, Default)]

@@ -14,6 +14,7 @@
 //! and in each pool first the nodes where leases with the same key have run, then the others by rank.
 
 mod rack_refusal;
+mod search;
 mod segments;
 
 use sublet_proto::package::is_interpreter;
@@ -21,17 +22,19 @@ use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Needs, PackageInfo};
 use sublet_proto::{Code, Error, version};
 
-use super::Level;
 use super::chance::Chance;
 use super::classes::{Choice, class_name, may_run_on, unit_of};
 use super::ids::{ClassKey, NodeKey, RackKey};
 use super::messages::ClientRequest;
-use super::nodes::{ManagedNode, Nodes};
+use super::nodes::{Level, ManagedNode, Nodes};
 use super::pools::Pools;
 use super::racks::{Measure, RackPool};
 use super::ranked::merged;
 use super::resources::LeaseResources;
 use super::terms::LeaseTerms;
+use search::{Search, Steps};
+
+pub(super) use search::PlacementPart;
 
 /// Most nodes of one request.
 pub const MAX_PARTS: usize = 1024;
@@ -43,13 +46,6 @@ pub(super) struct Placement {
     pub(super) parts: Vec<PlacementPart>,
     /// Reason for this kind of processing unit, if there were several.
     pub(super) why: String,
-}
-
-/// Workers of a request that are on one node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PlacementPart {
-    pub(super) node: NodeKey,
-    pub(super) amount: LeaseResources,
 }
 
 /// Finds nodes of one class and in these pools for all of a request's workers, or says why there are none. Interpreters execute
@@ -95,69 +91,7 @@ pub(super) fn place(
     Ok(Placement { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
 }
 
-/// A search: the nodes, the request, and the allowed pools.
-pub(super) struct Search<'all> {
-    pub(super) nodes: &'all Nodes,
-    pub(super) request: &'all ClientRequest,
-    /// Pools in which the request may be placed.
-    pub(super) pools: Pools,
-}
-
-/// Criteria by which [`Search::one`] finds a node.
-pub(super) struct Steps<Fits, Warm, Any> {
-    /// Whether a node has enough free.
-    pub(super) fits: Fits,
-    /// Finds a node that has run leases with the same key, in a rack or anywhere, and in a pool.
-    pub(super) warm: Warm,
-    /// Finds any node of a group.
-    pub(super) any: Any,
-    /// Measure by which racks are compared.
-    pub(super) measure: Measure,
-}
-
 impl Search<'_> {
-    /// Finds one node for all workers (Scad 4.1.1). It is a neighbour (step 3), else a node of a neighbour's rack (step
-    /// 2), else a node of any rack. Each rack is searched pool by pool, first for a warm node (steps 1 and 4), then for
-    /// one with enough free (step 5).
-    pub(super) fn one<Fits, Warm, Any>(
-        &self,
-        steps: &Steps<Fits, Warm, Any>,
-        chance: &mut Chance,
-    ) -> Option<NodeKey>
-    where
-        Fits: Fn(&ManagedNode) -> bool,
-        Warm: Fn(Option<RackKey>, Pool) -> Option<NodeKey>,
-        Any: Fn(RackPool, &mut Chance) -> Option<NodeKey>,
-    {
-        let Search { nodes, request: ClientRequest { terms, locality, .. }, pools } = *self;
-        let fits = |node: &ManagedNode| pools.has(node.pool) && (steps.fits)(node);
-        let near = || locality.near().filter_map(|name| nodes.find(name));
-        if let Some(node) = near().find(|&node| nodes.get(node).is_some_and(fits)) {
-            return Some(node);
-        }
-        let order = pools.in_order(terms);
-        for rack in self.racks() {
-            for pool in order.clone() {
-                let found =
-                    (steps.warm)(Some(rack), pool).or_else(|| (steps.any)(RackPool { rack, pool }, chance));
-                if found.is_some() {
-                    return found;
-                }
-            }
-        }
-        for pool in order {
-            if let Some(node) = (steps.warm)(None, pool) {
-                return Some(node);
-            }
-            for rack in nodes.racks.with_most_capacity(steps.measure, chance) {
-                if let Some(node) = (steps.any)(RackPool { rack, pool }, chance) {
-                    return Some(node);
-                }
-            }
-        }
-        None
-    }
-
     /// Checks that a node lends all that the request needs, whatever it has free.
     #[cold]
     fn check_needs(&self) -> Result<(), Error> {
@@ -181,19 +115,6 @@ impl Search<'_> {
             }
         };
         Err(Error::new(Code::InsufficientResources, message))
-    }
-
-    /// Returns the racks of the neighbours, each once.
-    fn racks(&self) -> Vec<RackKey> {
-        let mut racks = Vec::new();
-        for name in self.request.locality.near() {
-            let node = self.nodes.find(name).and_then(|node| self.nodes.get(node));
-            let rack = node.map_or(RackKey::NONE, |node| node.rack);
-            if rack != RackKey::NONE && !racks.contains(&rack) {
-                racks.push(rack);
-            }
-        }
-        racks
     }
 
     /// Places a request in as few parts as possible.

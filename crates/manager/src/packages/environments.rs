@@ -11,14 +11,11 @@ use sublet_proto::package::{self, CheckedPackage, PythonPlatform};
 use sublet_proto::v1::{PackageBuild, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
+use super::StorePackages;
 use super::names::{self, Asker, NameRecord, name_key};
-use super::{StorePackages, known};
+use super::records::known;
+use super::references::references;
 use crate::store::{Batch, Store, each_record, keys};
-
-/// Digests of the packages that a package needs beside itself.
-pub(super) fn references(info: &PackageInfo) -> impl Iterator<Item = &str> {
-    info.environments().chain(info.layers())
-}
 
 impl StorePackages {
     /// Checks what a package that is to be deployed refers to, and has it run only where its environments can be used.
@@ -112,46 +109,6 @@ impl StorePackages {
     pub(crate) async fn expire_layers(&self, before_ms: u64) -> Result<HashMap<String, u32>, Error> {
         self.database.with(move |store| expire_layers(store, before_ms)).await
     }
-}
-
-/// Adds the environments and layers that packages need to a set of packages.
-pub(crate) fn add_references(store: &dyn Store, digests: &mut HashSet<String>) -> Result<(), Error> {
-    let mut left: Vec<String> = digests.iter().cloned().collect();
-    while let Some(digest) = left.pop() {
-        let Some(info) = known(store, &digest)? else { continue };
-        for needed in references(&info) {
-            if digests.insert(needed.to_owned()) {
-                left.push(needed.to_owned());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Layers of a tenant that only these of its environments list.
-pub(super) fn layers_of_removed(
-    store: &dyn Store,
-    owner: &str,
-    removed: &[String],
-) -> Result<Vec<String>, Error> {
-    let mut layers = HashSet::new();
-    for digest in removed {
-        layers.extend(known(store, digest)?.iter().flat_map(PackageInfo::layers).map(str::to_owned));
-    }
-    if layers.is_empty() {
-        return Ok(Vec::new());
-    }
-    let prefix = name_key(owner, "");
-    each_record(store, &prefix, |found| {
-        let digest = &found.key[prefix.len()..];
-        if package::is_digest(digest) && !removed.iter().any(|removed| removed == digest) {
-            for kept in known(store, digest)?.iter().flat_map(PackageInfo::layers) {
-                layers.remove(kept);
-            }
-        }
-        Ok(())
-    })?;
-    Ok(layers.into_iter().collect())
 }
 
 fn expire_layers(store: &mut dyn Store, before_ms: u64) -> Result<HashMap<String, u32>, Error> {

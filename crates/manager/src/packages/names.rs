@@ -10,6 +10,7 @@ use sublet_proto::package::{PUBLIC, is_digest, is_name, is_owner};
 use sublet_proto::v1::{PackageGrant, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
+use super::records::known;
 use crate::auth::CallerIdentity;
 use crate::store::{Batch, PAGE_RECORDS, Store, StoreRecord, keys};
 
@@ -195,7 +196,7 @@ pub(crate) fn migrate(store: &mut dyn Store) -> Result<usize, Error> {
         for old in &page {
             let digest = String::from_utf8_lossy(&old.value).into_owned();
             let name = old.key.strip_prefix(keys::UNOWNED_NAME).unwrap_or_default();
-            let info: Option<PackageInfo> = super::known(store, &digest)?;
+            let info: Option<PackageInfo> = known(store, &digest)?;
             if let Some(info) = info.filter(|_| is_possible(PUBLIC, name)) {
                 let deployed_unix_ms = info.deployed_unix_ms;
                 let record = NameRecord { digest: digest.clone(), deployed_unix_ms, ..NameRecord::default() };

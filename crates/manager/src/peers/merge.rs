@@ -12,7 +12,6 @@ use prost::Message;
 use sublet_proto::v1::{CountedLease, SpendRecord};
 use sublet_proto::{Error, decode};
 
-use super::epoch_and_tenant;
 use crate::clock::LEAST_AGE_MS;
 use crate::core::LeaseId;
 use crate::lease_records;
@@ -23,6 +22,12 @@ pub(super) const MERGED: u64 = 0;
 
 /// Epochs of managers that have spending records, by tenant.
 pub(crate) type Spenders = BTreeMap<String, BTreeSet<u64>>;
+
+/// The epoch and the tenant of the key of a record of spending.
+pub(super) fn epoch_and_tenant(key: &str) -> Option<(u64, &str)> {
+    let (epoch, tenant) = key.strip_prefix(keys::SPEND)?.split_once('/')?;
+    Some((u64::from_str_radix(epoch, 16).ok()?, tenant))
+}
 
 /// Notes the tenant and the epoch of a record of spending.
 pub(crate) fn note(spenders: &mut Spenders, key: &str) {

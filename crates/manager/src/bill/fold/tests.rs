@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use sublet_proto::v1::{BillBy, BillRequest, Lease};
 
+use super::super::Bills;
+use super::super::span::DAY_MINUTES;
 use super::super::tests::{self as ledger_tests, Books, START_MS, bill, books, books_in, steps};
-use super::super::{Bills, DAY_MINUTES};
 use super::*;
 use crate::clock::Clock;
 use crate::database::Database;

@@ -7,7 +7,7 @@ use sublet_proto::{Code, Error};
 use super::super::ids::{ClassKey, RackKey};
 use super::super::messages::ClientRequest;
 use super::super::nodes::ManagedNode;
-use super::Search;
+use super::search::Search;
 
 /// Resources of the nodes of a class in one rack.
 #[derive(Clone, Copy, Default)]

@@ -8,11 +8,12 @@
 use sublet_proto::{Code, Error};
 
 use super::super::chance::Chance;
+use super::super::classes::Choice;
 use super::super::messages::ClientRequest;
 use super::super::nodes::ManagedNode;
 use super::super::racks::{Measure, RackPool};
 use super::super::resources::{LeaseResources, memory_rank};
-use super::{Choice, PlacementPart, Search, Steps};
+use super::search::{PlacementPart, Search, Steps};
 
 /// Finds a node for a segment, or returns why none fits.
 pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, PlacementPart), Error> {

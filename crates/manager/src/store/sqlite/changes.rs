@@ -4,7 +4,7 @@
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use super::super::journal::RecordChange;
-use super::super::kind;
+use super::super::keys::kind;
 use super::super::seal::{Seal, Tallies, seal};
 
 /// Summary in the file beside its records: the number of the last change, and the tallies of all kinds.

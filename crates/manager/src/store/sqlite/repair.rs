@@ -9,7 +9,7 @@ use sublet_proto::package::is_digest;
 use sublet_proto::{Code, Error};
 
 use super::super::journal::StoreJournal;
-use super::super::{hex, keys};
+use super::super::keys::{self, hex};
 use super::audit::{self, AuditReport, Losses};
 use super::changes::{Changes, StoreSummary};
 use super::failure::failure;
