@@ -8,6 +8,7 @@ mod archive;
 mod docker;
 mod files;
 mod layout;
+mod named_image;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,24 +17,18 @@ use std::path::Path;
 use crate::digest::Digest;
 use crate::error::{DocumentPart, ImageError};
 use crate::limits::{ImageLimits, MAX_DOCUMENT_BYTES};
-use crate::manifest::{Descriptor, ImageManifest};
+use crate::manifest::Descriptor;
 use crate::source::BlobSource;
 
 use files::ImageFiles;
+
+pub(crate) use named_image::NamedImage;
 
 /// Images of a file or a folder, and the source of their blobs.
 pub(crate) struct FoundImages {
     pub(crate) source: Box<dyn BlobSource>,
     /// The images; at least one.
     pub(crate) images: Vec<NamedImage>,
-}
-
-/// An image of the file or folder.
-pub(crate) enum NamedImage {
-    /// An image with an index or a manifest, whose digest is the image's.
-    ByManifest { root: Descriptor, names: Vec<String> },
-    /// An image without a manifest: the digest of its configuration is the image's.
-    ByConfig { manifest: ImageManifest, names: Vec<String> },
 }
 
 /// Lists the images of a file or folder. A compressed archive is unpacked into a file without a name in `scratch`.

@@ -9,10 +9,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use super::Cuda;
 use super::ffi::{self, Address, Handle, Table};
 use crate::{
-    DeviceError, DriverKind, KernelArguments, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes, waiting,
+    DeviceError, Driver, DriverKind, KernelArguments, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes,
+    waiting,
 };
 
 /// Bytes of a GPU's name.
@@ -276,7 +276,7 @@ pub struct ArgumentBlock {
 const _: () = assert!(size_of::<ArgumentBlock>() == 40 && std::mem::offset_of!(ArgumentBlock, written) == 32);
 
 impl ArgumentBlock {
-    pub(super) fn new(arguments: &KernelArguments<'_, Cuda>) -> ArgumentBlock {
+    pub(super) fn new(arguments: &KernelArguments<'_, impl Driver<Memory = CudaMemory>>) -> ArgumentBlock {
         let KernelArguments { input, size, output, capacity, written } = arguments;
         let (input, output, written) = (input.address, output.address, written.address);
         ArgumentBlock { input, size: *size, _gap: 0, output, capacity: *capacity, _hole: 0, written }

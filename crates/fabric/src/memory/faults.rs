@@ -17,7 +17,10 @@ use crate::FabricError;
 use crate::stretch::Stretch;
 use kernel::{FaultCopy, FaultMessage, FaultRange, Features, Ioctl, Move, Poison, Protect, Register};
 
+pub use page_fault::{PageFault, Touch};
+
 mod kernel;
+mod page_fault;
 
 /// Most attempts for a page that the kernel or a device holds for a moment.
 const MAX_TRIES: u32 = 1 << 16;
@@ -31,28 +34,6 @@ pub struct PageFaults {
     features: Features,
     /// This process, where the kernel gives back several ranges in one call.
     process: Option<OwnedFd>,
-}
-
-/// A page fault of a thread, which waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageFault {
-    /// The address that the thread touched.
-    pub address: u64,
-    /// The kind of access.
-    pub touch: Touch,
-    /// The thread's number in the kernel.
-    pub thread: u32,
-}
-
-/// Access by which a thread caused a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
-    /// The thread read a missing page.
-    Read,
-    /// The thread wrote a missing page.
-    Write,
-    /// The thread wrote a protected page.
-    Protected,
 }
 
 /// Whether a write to a page faults.

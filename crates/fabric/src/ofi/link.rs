@@ -5,13 +5,14 @@
 mod memory;
 mod opening;
 mod posting;
+mod random;
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-pub use memory::random;
 pub use opening::OfiNetwork;
 pub use posting::Post;
+pub use random::random;
 
 use super::contact::Contact;
 use super::ffi::{self, FfiEvent, FfiFacts, FfiTable, RawLink, RawRegistration};

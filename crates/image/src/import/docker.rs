@@ -5,8 +5,8 @@ use std::io;
 
 use serde::Deserialize;
 
-use super::NamedImage;
 use super::files::ImageFiles;
+use super::named_image::NamedImage;
 use crate::digest::{Digest, Hashing};
 use crate::error::{DocumentPart, ImageError};
 use crate::limits::MAX_LAYERS;

@@ -1,6 +1,6 @@
 //! The list of images of an OCI layout: its `index.json`.
 
-use super::NamedImage;
+use super::named_image::NamedImage;
 use crate::error::{DocumentPart, ImageError};
 use crate::manifest::{Annotations, HERE, ImageDocument, IndexEntry, Platform};
 use crate::reference::Reference;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::{PageFault, Touch};
+use super::page_fault::{PageFault, Touch};
 use crate::FabricError;
 
 const VERSION: u64 = 0xaa;

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use rustix::process::{Resource, getrlimit};
 
 use super::OfiLink;
+use super::random::random;
 use crate::FabricError;
 use crate::ofi::ffi::{self, RawRegistration};
 
@@ -84,12 +85,6 @@ fn lock_limit(provider: &str, len_bytes: u64, limit: u64) -> String {
          Raise the limit: `ulimit -l unlimited` in the shell that starts it, LimitMEMLOCK=infinity in a systemd unit, \
          or a memlock line in /etc/security/limits.conf"
     )
-}
-
-/// Fills `bytes` with random bytes that a peer cannot guess.
-pub fn random(bytes: &mut [u8]) -> Result<(), FabricError> {
-    getrandom::fill(bytes)
-        .map_err(|error| FabricError::system("getrandom for a key", std::io::Error::other(error.to_string())))
 }
 
 #[cfg(test)]
