@@ -15,14 +15,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::thread::{self, ScopedJoinHandle};
 
 use making::tar::{FILE, SYMBOLIC_LINK, Tar};
 use making::{Layer, Layout};
+use rustix::process::{Pid, Signal, kill_process};
 use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::platform::{PlatformProcess, programs};
+use sublet_tests::process::wait_until;
 
 /// Modules of the standard library that need no place in an image.
 const LEFT_OUT: [&str; 7] =
@@ -134,6 +138,26 @@ fn add(tar: Tar, path: &Path) -> Tar {
     tar.entry(FILE, inside.as_bytes(), b"", mode, &fs::read(path).unwrap())
 }
 
+/// A layer whose Python sleeps for a number of seconds, by which its process is found, and reports nothing.
+fn sleeping_python(seconds: u32) -> Layer {
+    let programs = ["/bin/sh", "/bin/sleep"].map(Path::new);
+    let files: BTreeSet<PathBuf> =
+        programs.iter().flat_map(|program| libraries(program)).chain(programs.map(Path::to_owned)).collect();
+    let tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
+    let script = format!("#!/bin/sh\nexec /bin/sleep {seconds}\n");
+    Layer::gzip(&tar.entry(FILE, b"bin/python3", b"", 0o755, script.as_bytes()).finish())
+}
+
+/// The process that sleeps for this number of seconds.
+fn sleeper(seconds: u32) -> Option<Pid> {
+    let command = format!("/bin/sleep\0{seconds}\0");
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut sleepers = processes.filter(|process| {
+        fs::read(process.path().join("cmdline")).is_ok_and(|line| line == command.as_bytes())
+    });
+    Pid::from_raw(sleepers.next()?.file_name().to_str()?.parse().unwrap())
+}
+
 /// A registry, and a folder to work in.
 struct Scene {
     registry: DebianRegistry,
@@ -241,4 +265,73 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
     let image = scene.python();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
     assert_runs_in_image(&platform, "app");
+}
+
+#[test]
+fn images_that_never_answer_delay_only_their_own_tenant() {
+    let scene = Scene::new();
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    let registry = format!("localhost:{}", scene.registry.port);
+    cluster.add_agent_with(LentCores::shared(1, 8), &["--registries", &registry]);
+    let seconds = [1, 2, 3].map(|number| 100_000_000 + std::process::id() * 10 + number);
+    for seconds in seconds {
+        let name = format!("sleeping-{seconds}");
+        let image = scene.push(&name, &[sleeping_python(seconds)]);
+        cluster.publish(scene.package(&name, &image, ""));
+    }
+    let other = Layer::gzip(&Tar::new().file("other", b"").finish());
+    for (name, layers) in [("first", vec![]), ("second", vec![other])] {
+        let image = scene.push(name, &[vec![packed().layer.clone()], layers].concat());
+        cluster.publish(scene.package(name, &image, ""));
+    }
+    let lease = |tenant: &str, package: &str| {
+        let mut client = connect(&cluster.user(tenant));
+        let allocation = Allocation::new(package).memory_bytes(64 << 20).shared();
+        client.allocate(&allocation).map(|()| client)
+    };
+    // The node has the layer with the Python from now on.
+    drop(lease("alice", "first").unwrap());
+    thread::scope(|scope| {
+        let lease = &lease;
+        let waiting = seconds
+            .map(|seconds| scope.spawn(move || lease("mallory", &format!("sleeping-{seconds}")).map(drop)));
+        let asleep = || seconds.iter().filter_map(|&seconds| sleeper(seconds)).collect::<Vec<_>>();
+        wait_until("two images of the tenant are asked", || asleep().len() == 2);
+        let client = lease("alice", "second").unwrap();
+        assert_eq!(call(&client, "only_here", ""), "of the image");
+        assert_eq!(asleep().len(), 2, "the tenant has another number of images asked");
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "another tenant has waited for them");
+        wait_until("the tenant's images are refused", || {
+            for pid in asleep() {
+                // It may have ended meanwhile.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            waiting.iter().all(ScopedJoinHandle::is_finished)
+        });
+        for (refused, seconds) in waiting.into_iter().zip(seconds) {
+            let image = format!("sleeping-{seconds}:1@sha256:");
+            assert_fails(refused.join().unwrap(), Code::InvalidPackage, &[&image, "killed by SIGKILL"]);
+        }
+    });
+}
+
+#[test]
+fn an_image_is_asked_in_the_demanded_isolation() {
+    if !rustix::process::getuid().is_root() {
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
+        return;
+    }
+    let scene = Scene::new();
+    let runtime = scene.folder.path().join("runtime");
+    fs::write(&runtime, "#!/bin/sh\necho unusable >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&runtime, PermissionsExt::from_mode(0o755)).unwrap();
+    let platform = scene.platform(&["--container-runtime", runtime.to_str().unwrap()]);
+    platform.json(&["deploy", &scene.package("app", &scene.python(), "")]);
+    let allocation = Allocation::new("app").memory_bytes(64 << 20);
+    // The runtime is at fault, and not the image.
+    let by_default = platform.invoker().allocate(&allocation);
+    assert_fails(by_default, Code::System, &["the Python of the image", "cannot be started"]);
+    let client = platform.client_with(&allocation.isolation("container"));
+    assert_eq!(call(&client, "only_here", ""), "of the image");
+    assert_eq!(client.isolation().as_deref(), Some("container"));
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use sublet_proto::isolation::Isolation;
+use sublet_proto::v1::{Lease, PackageBuild};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::Walls;
 
@@ -80,13 +81,23 @@ impl Isolations {
         self.offered.iter().any(|(isolation, _)| *isolation == Isolation::Weak)
     }
 
+    /// Chooses the isolation of everything that a lease executes of a build, as [`Isolations::choose`] does.
+    pub(crate) fn of_lease(
+        &self,
+        lease: &Lease,
+        build: &PackageBuild,
+    ) -> Result<(Isolation, Option<&Path>), Error> {
+        let wanted = lease.needs.as_ref().map_or("", |needs| needs.isolation.as_str());
+        self.choose(wanted, !build.image.is_empty())
+    }
+
     /// Chooses the isolation of a lease that demands this one, or any if it is empty. Returns also the program that makes its
     /// container, if another program does.
     ///
     /// # Errors
     /// `invalid_argument` for an isolation that does not fit the package, `insufficient_resources` for one that the node does
     /// not offer.
-    pub(crate) fn choose(&self, wanted: &str, has_image: bool) -> Result<(Isolation, Option<&Path>), Error> {
+    fn choose(&self, wanted: &str, has_image: bool) -> Result<(Isolation, Option<&Path>), Error> {
         if wanted.is_empty() {
             return self.usual(has_image);
         }
@@ -132,6 +143,8 @@ fn isolation_of(program: &Path) -> Option<Isolation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use sublet_proto::v1::Needs;
 
     fn chosen(isolations: &Isolations, wanted: &str, has_image: bool) -> Result<Isolation, Code> {
         isolations.choose(wanted, has_image).map(|(isolation, _)| isolation).map_err(|error| error.code)
@@ -148,6 +161,24 @@ mod tests {
         assert_eq!(chosen(&isolations, "process", true), Err(Code::InvalidArgument));
         assert_eq!(chosen(&isolations, "vm", false), Err(Code::InvalidArgument));
         assert_eq!(isolations.walls(), Walls::Full);
+    }
+
+    #[test]
+    fn a_lease_gets_the_isolation_that_it_demands() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = folder.path().join("runtime");
+        std::fs::write(&runtime, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let isolations = Isolations::find(&[], Some(&runtime)).unwrap();
+        let build = PackageBuild { image: "image@sha256:1".into(), ..PackageBuild::default() };
+        let lease = |isolation: &str| Lease {
+            needs: Some(Needs { isolation: isolation.into(), ..Needs::default() }),
+            ..Lease::default()
+        };
+        let of_lease = |lease: &Lease| isolations.of_lease(lease, &build).unwrap();
+        assert_eq!(of_lease(&Lease::default()), (Isolation::Container, Some(&*runtime)));
+        assert_eq!(of_lease(&lease("")), (Isolation::Container, Some(&*runtime)));
+        assert_eq!(of_lease(&lease("container")), (Isolation::Container, None));
     }
 
     #[test]

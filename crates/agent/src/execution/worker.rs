@@ -88,9 +88,7 @@ impl WorkerProcess {
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
         let program = program(node, &runnable)?;
-        let wanted = held.lease.needs.as_ref().map_or("", |needs| needs.isolation.as_str());
-        let isolations = &node.execution.isolations;
-        let (isolation, runtime) = isolations.choose(wanted, !runnable.build().image.is_empty())?;
+        let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
@@ -360,7 +358,7 @@ fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
     if is_image_python(&build.architecture) {
-        let (program, args) = node.execution.image_pythons.worker(build)?;
+        let (program, args) = node.execution.image_pythons.worker(runnable)?;
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
     if is_interpreter(&build.architecture) {

@@ -50,22 +50,25 @@ impl Supervisor<'_> {
             self.start = StartState::Over(Err(Error::new(Code::InvalidArgument, message)));
             return;
         }
+        let at_hand = self.node.execution.packages.at_hand(package, *build, tenant);
         let begun =
-            self.node.execution.packages.at_hand(package, *build, tenant).and_then(
-                |runnable| match runnable {
-                    Some(runnable)
-                        if self.node.execution.kernels.are_at_hand(&runnable)
-                            && self.node.execution.image_pythons.are_at_hand(&runnable) =>
-                    {
-                        Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
-                    }
-                    _ => {
-                        let step = StartStep::watched()?;
-                        Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
-                    }
-                },
-            );
+            at_hand.and_then(|runnable| match runnable.and_then(|runnable| self.executable(runnable)) {
+                Some(runnable) => Ok(StartState::Over(self.start_worker(runnable, requested_ns))),
+                None => {
+                    let step = StartStep::watched()?;
+                    Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
+                }
+            });
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
+    }
+
+    /// A runnable with its image's Python, if nothing has to be built or asked before its workers can start.
+    fn executable(&self, runnable: Runnable) -> Option<Runnable> {
+        let execution = &self.node.execution;
+        if !execution.kernels.are_at_hand(&runnable) {
+            return None;
+        }
+        execution.image_pythons.at_hand(runnable, &self.held.lease)
     }
 
     /// Continues a start once its package is fetched, or cannot be fetched.
@@ -134,14 +137,13 @@ impl Supervisor<'_> {
     }
 
     fn fetch(&self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
-        let (packages, digest) = (self.node.execution.packages.clone(), self.held.lease.package.clone());
-        let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
+        let (packages, lease) = (self.node.execution.packages.clone(), self.held.lease.clone());
         let (kernels, cores) = (self.node.execution.kernels.clone(), self.held.reservation.cores.clone());
-        debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
+        debug!(lease = lease.id, digest = lease.package, "the worker's package is fetched");
         let image_pythons = self.node.execution.image_pythons.clone();
         let fetch = move || {
-            let runnable = packages.ensure(&digest, build, &tenant, &step)?;
-            image_pythons.ensure(runnable.build())?;
+            let runnable = packages.ensure(&lease.package, lease.build, &lease.tenant, &step)?;
+            let runnable = image_pythons.ensure(runnable, &lease, &cores)?;
             kernels.ensure(&runnable, &cores)?;
             packages.measure(&runnable);
             Ok(runnable)

@@ -1,0 +1,186 @@
+//! Has the interpreter of an image report what it is, in a sandbox of its own that sees the image and the library of
+//! workers: no package, variables, folders or network of a tenant.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{
+    Devices, NetworkAccess, NewSandbox, ProgramEnd, SandboxError, SandboxLimits, SandboxProgram, Sandboxes,
+    Signal, Spec,
+};
+use tracing::{info, warn};
+
+use super::queries::Answer;
+use super::report::{PythonReport, last_words, no_report, shown};
+use super::{ImagePythons, PROGRAM, PythonRequest, container, environment};
+use crate::execution::images::HeldImage;
+use crate::signal::wait_readable;
+
+/// Code with which an interpreter reports what it is.
+pub(super) const ASK: &str = include_str!("ask.py");
+/// How long an interpreter may take to report what it is.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a killed interpreter may take to end.
+const LONGEST_END: Duration = Duration::from_secs(10);
+/// Resources of an interpreter that reports what it is.
+const MEMORY_BYTES: u64 = 512 << 20;
+const SCRATCH_BYTES: u64 = 16 << 20;
+const PROCESSES: u32 = 64;
+/// Bytes of its output that are read.
+const MAX_OUTPUT_BYTES: usize = 16 << 10;
+
+impl ImagePythons {
+    /// Has the interpreter of an image report what it is. Errors name no image, because leases that know the image by
+    /// another name, or from another registry, receive them, too.
+    pub(super) fn ask(&self, request: &PythonRequest<'_>) -> Answer {
+        let begun = Instant::now();
+        let image = &request.build.image;
+        let lost = |error: Error| {
+            warn!(image, %error, "an image cannot be used");
+            Error::new(error.code, "its layers cannot be used")
+        };
+        let gone = || Error::new(Code::System, "a Python in an image is asked without an image");
+        let held = self.images.hold(request.build).map_err(lost)?.ok_or_else(gone)?;
+        let (output, end) = self.run(&held, request)?;
+        let found = match end {
+            Ok(end) => PythonReport::find(&output).ok_or_else(|| no_report(end, &output)),
+            Err(fault) => Err(fault),
+        };
+        let python =
+            found.and_then(PythonReport::checked).map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
+        let (version, took_ms) = (&python.version, begun.elapsed().as_millis() as u64);
+        info!(image, version, took_ms, "the Python of an image is known");
+        Ok(python)
+    }
+
+    /// Runs the interpreter of an image with [`ASK`]. Returns its output and its end, or why it cannot be executed.
+    fn run(
+        &self,
+        held: &HeldImage,
+        request: &PythonRequest<'_>,
+    ) -> Result<(String, Result<ProgramEnd, String>), Error> {
+        let log = output_file()?;
+        let sandboxes = self.sandboxes.current()?;
+        let (_outside, control) = PacketSocket::pair()?;
+        let env = environment(&held.image);
+        let path =
+            env.iter().find(|(name, _)| name == "PATH").map(|(_, path)| path.to_string_lossy().into_owned());
+        let spec = Spec {
+            kind: container(&held.image, request.key.runtime.as_deref()),
+            program: SandboxProgram::Loading { program: PROGRAM.into(), library: self.library()?.to_owned() },
+            args: ["-B", "-c", ASK].map(OsString::from).into(),
+            env,
+            folder: None,
+            lent_folders: Vec::new(),
+            control: control.into(),
+            log: Some(log.try_clone().map_err(|error| failed(&error))?.into()),
+            network: NetworkAccess::None,
+            devices: Devices::None,
+            limits: SandboxLimits {
+                cores: request.cores.to_vec(),
+                memory_bytes: Some(MEMORY_BYTES),
+                shown_memory_bytes: None,
+                processes: Some(PROCESSES),
+                scratch_bytes: SCRATCH_BYTES,
+            },
+        };
+        let launched = sandboxes.launch(vec![spec]).pop();
+        let launched = launched.ok_or_else(|| Error::new(Code::Internal, "a sandbox verb gave no answer"))?;
+        let asked = match launched {
+            Ok(sandbox) => AskedPython { sandboxes, sandbox },
+            Err(error) => {
+                // A runtime finds the image's program by itself: here the runtime could not be executed.
+                let fault = match request.key.runtime {
+                    None => not_executed(&error, &path.unwrap_or_default()),
+                    Some(_) => None,
+                };
+                return match fault {
+                    Some(fault) => Ok((String::new(), Err(fault))),
+                    // An OCI runtime may have printed why.
+                    None => Err(with_words(error.into(), &read_output(&log)?)),
+                };
+            }
+        };
+        let end = asked.end()?;
+        Ok((read_output(&log)?, Ok(end)))
+    }
+}
+
+/// An interpreter that reports what it is. It is killed when this is dropped.
+struct AskedPython {
+    sandboxes: Arc<Sandboxes>,
+    sandbox: NewSandbox,
+}
+
+impl AskedPython {
+    /// Waits for its end.
+    fn end(&self) -> Result<ProgramEnd, Error> {
+        let [has_ended] = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + PATIENCE))?;
+        if !has_ended {
+            let message = format!("it did not report its version within {} s", PATIENCE.as_secs());
+            return Err(Error::new(Code::System, message));
+        }
+        let state = self.sandboxes.state(&[self.sandbox.id]).pop().and_then(Result::ok);
+        state.and_then(|state| state.exit).ok_or_else(|| Error::new(Code::System, "its end is not known"))
+    }
+}
+
+impl Drop for AskedPython {
+    fn drop(&mut self) {
+        // If the process survives, the spawner still has it and ends it with the agent.
+        let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
+        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let _ = self.sandboxes.delete(&[self.sandbox.id]);
+    }
+}
+
+/// Why a program of an image could not be executed, unless this machine is the cause.
+fn not_executed(error: &SandboxError, path: &str) -> Option<String> {
+    let SandboxError::System { operation, source } = error else { return None };
+    if !operation.starts_with("executing") {
+        return None;
+    }
+    Some(match Errno::from_io_error(source) {
+        Some(Errno::NOENT) => format!("it has no {PROGRAM} in the folders of its PATH ({})", shown(path)),
+        Some(Errno::LIBACC) => format!("its {PROGRAM} names a loader that it does not have"),
+        Some(Errno::NOEXEC) => format!("its {PROGRAM} is not a program for {}", std::env::consts::ARCH),
+        _ => format!("its {PROGRAM} cannot be executed: {source}"),
+    })
+}
+
+fn with_words(error: Error, output: &str) -> Error {
+    match last_words(output) {
+        Some(words) => Error::new(error.code, format!("{}: {words}", error.message)),
+        None => error,
+    }
+}
+
+fn output_file() -> Result<File, Error> {
+    let made = memfd_create("sublet-image-python", MemfdFlags::CLOEXEC);
+    made.map(File::from).map_err(|errno| failed(&errno.into()))
+}
+
+fn read_output(file: &File) -> Result<String, Error> {
+    let mut bytes = vec![0; MAX_OUTPUT_BYTES];
+    let mut len = 0;
+    while len < bytes.len() {
+        match file.read_at(&mut bytes[len..], len as u64).map_err(|error| failed(&error))? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes[..len]).into_owned())
+}
+
+fn failed(error: &io::Error) -> Error {
+    Error::new(Code::System, format!("reading the output of an image's Python failed: {error}"))
+}
