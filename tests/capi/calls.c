@@ -109,6 +109,13 @@ static void what_cannot_be_leased_is_refused(void) {
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
     CHECK(strstr(sublet_error_message(), "puddle") != NULL);
     allocation.pool = NULL;
+    allocation.isolation = "walls";
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
+    CHECK(strstr(sublet_error_message(), "walls") != NULL);
+    allocation.isolation = "weak";
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INSUFFICIENT_RESOURCES);
+    CHECK(strstr(sublet_error_message(), "weak") != NULL);
+    allocation.isolation = NULL;
     allocation.fabric = "ofi:smoke";
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_FABRIC_UNAVAILABLE);
     allocation.fabric = "tcp";
@@ -128,6 +135,7 @@ static void a_lease_says_what_it_is_and_what_it_has_cost(void) {
     CHECK(strlen(lease.id) == 32 && strlen(lease.node) > 0 && strcmp(lease.package, "libfunctions") == 0);
     /* The tenant of a client without a token is its Unix user. */
     CHECK(strncmp(lease.owner, "uid:", 4) == 0);
+    CHECK(strcmp(lease.isolation, "process") == 0);
     CHECK(lease.workers == 1 && lease.functions == 7 && lease.memory_bytes > 0 && lease.start_ns > 0);
     CHECK(lease.expires_unix_ms > lease.granted_unix_ms);
     check_alive(invoker);

@@ -263,7 +263,11 @@ void an_invoker_grows_and_its_access_can_be_said() {
         CHECK(status_of([&] { invoker.allocate(package, wanted); }) == SUBLET_INVALID_ARGUMENT);
     }
     wanted.time_weight = 1;
+    wanted.isolation = "weak";
+    CHECK(status_of([&] { invoker.allocate(package, wanted); }) == SUBLET_INSUFFICIENT_RESOURCES);
+    wanted.isolation = "process";
     invoker.allocate(package, wanted);
+    CHECK(invoker.lease().isolation == "process");
     invoker.grow(1);
     CHECK(invoker.lease().workers == 2);
     CHECK(invoker.notices().empty());

@@ -285,9 +285,11 @@ contains
         integer :: status
 
         call invoker%connect()
-        call invoker%allocate(library, timeout_ns=60000000000_int64, shared=.false., pu='cpu', fabric='shm', max_nodes=1)
+        call invoker%allocate(library, timeout_ns=60000000000_int64, shared=.false., pu='cpu', fabric='shm', max_nodes=1, &
+            isolation='process')
         call invoker%lease(before)
         call expect(len(before%id) == 32 .and. before%package == 'libfunctions' .and. before%workers == 1, 'a lease')
+        call expect(before%isolation == 'process', 'the isolation of a lease')
         call invoker%renew(600000000000_int64)
         call invoker%grow(1)
         call invoker%lease(after)
@@ -297,6 +299,8 @@ contains
         call invoker%deallocate()
         call invoker%allocate(library, fabric='pigeon', stat=status)
         call expect(status == SUBLET_INVALID_ARGUMENT, 'no such fabric')
+        call invoker%allocate(library, isolation='weak', stat=status)
+        call expect(status == SUBLET_INSUFFICIENT_RESOURCES, 'an isolation that the node does not offer')
         call invoker%allocate(library, cores=1000, stat=status)
         call expect(status == SUBLET_INSUFFICIENT_RESOURCES, 'no such machine')
     end subroutine

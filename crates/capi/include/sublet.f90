@@ -127,6 +127,7 @@ module sublet
         character(:), allocatable :: node
         character(:), allocatable :: package
         character(:), allocatable :: owner
+        character(:), allocatable :: isolation
         integer(int64) :: memory_bytes = 0
         integer(int64) :: granted_unix_ms = 0
         integer(int64) :: expires_unix_ms = 0
@@ -248,6 +249,7 @@ module sublet
         type(c_ptr) :: secrets = c_null_ptr
         type(c_ptr) :: folders = c_null_ptr
         integer(c_int64_t) :: temporary_bytes = 0
+        type(c_ptr) :: isolation = c_null_ptr
     end type
 
     type, bind(c) :: c_lease
@@ -255,6 +257,7 @@ module sublet
         type(c_ptr) :: node
         type(c_ptr) :: package
         type(c_ptr) :: owner
+        type(c_ptr) :: isolation
         integer(c_int64_t) :: memory_bytes
         integer(c_int64_t) :: granted_unix_ms
         integer(c_int64_t) :: expires_unix_ms
@@ -467,7 +470,8 @@ contains
     ! path of a folder or shared object, which is deployed first. Either all cores are leased, or none. The defaults are those of
     ! sublet_allocation in sublet.h.
     subroutine allocate_leases(self, package, cores, memory_bytes, timeout_ns, slot_bytes, hot_ns, spin_ns, slots, max_nodes, &
-            wait_ns, idle_timeout_ns, pu, shared, time_weight_permille, fabric, interface, pool, stat, errmsg)
+            wait_ns, idle_timeout_ns, pu, shared, time_weight_permille, fabric, interface, pool, isolation, &
+            stat, errmsg)
         class(sublet_invoker), intent(inout) :: self
         character(*), intent(in) :: package
         integer, intent(in), optional :: cores
@@ -486,9 +490,10 @@ contains
         character(*), intent(in), optional :: fabric
         character(*), intent(in), optional :: interface
         character(*), intent(in), optional :: pool
+        character(*), intent(in), optional :: isolation
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
-        character(:, c_char), allocatable, target :: c_package, c_pu, c_fabric, c_interface, c_pool
+        character(:, c_char), allocatable, target :: c_package, c_pu, c_fabric, c_interface, c_pool, c_isolation
         type(c_allocation) :: allocation
 
         allocation%size_bytes = int(c_sizeof(allocation), c_int32_t)
@@ -510,6 +515,7 @@ contains
         allocation%fabric = optional_string(fabric, c_fabric)
         allocation%interface = optional_string(interface, c_interface)
         allocation%pool = optional_string(pool, c_pool)
+        allocation%isolation = optional_string(isolation, c_isolation)
         call report(c_allocate(self%handle, allocation), stat, errmsg)
     end subroutine
 
@@ -548,6 +554,7 @@ contains
             description%node = text_at(found%node)
             description%package = text_at(found%package)
             description%owner = text_at(found%owner)
+            description%isolation = text_at(found%isolation)
             description%memory_bytes = found%memory_bytes
             description%granted_unix_ms = found%granted_unix_ms
             description%expires_unix_ms = found%expires_unix_ms

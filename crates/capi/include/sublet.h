@@ -197,9 +197,12 @@ typedef struct sublet_allocation {
     const char *const *folders; /* names of folders that nodes lend, which functions see as /folders/NAME, and a NULL
                                 after the last; NULL: none */
     uint64_t temporary_bytes; /* size of the temporary files of each worker process, part of its memory; 0: 64 MiB */
+    const char *isolation;   /* isolation that functions must have from the rest of their node: "process", "container",
+                                "crun", "runc", "runsc", "apptainer" or "weak"; NULL: the package's, or any that the node
+                                offers */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 152, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 160, "the library is built for 64-bit machines");
 
 /* Returns a request for one core for the functions of a package, with the defaults given last above. The structure keeps
  * the pointer to the string. */
@@ -227,6 +230,7 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.secrets = NULL;
     allocation.folders = NULL;
     allocation.temporary_bytes = 0;
+    allocation.isolation = NULL;
     return allocation;
 }
 
@@ -237,6 +241,8 @@ typedef struct sublet_lease {
     const char *node;          /* name of the node */
     const char *package;       /* name of the package */
     const char *owner;         /* tenant that owns the package; empty if the manager does not report it */
+    const char *isolation;     /* isolation of the workers from the rest of their node, by its name; empty if the agent does
+                                  not report it */
     uint64_t memory_bytes;
     uint64_t granted_unix_ms;
     uint64_t expires_unix_ms;  /* includes the latest renewal */
@@ -245,7 +251,7 @@ typedef struct sublet_lease {
     uint32_t functions;        /* number of functions of the package */
 } sublet_lease;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 72, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 80, "the library is built for 64-bit machines");
 
 /* Usage of a lease, and its costs in units of 1e-9 of the manager's currency:
  * total = price of memory * allocated + price of computing * executing + price of polling * polling. */

@@ -148,6 +148,7 @@ struct allocation {
     std::vector<std::string> secrets;    // secrets that functions get as variables, as "NAME" or "VARIABLE=NAME"
     std::vector<std::string> folders;    // folders that nodes lend, which functions see as /folders/NAME
     std::uint64_t temporary_bytes = defaults().temporary_bytes;  // temporary files of each worker process; 0: 64 MiB
+    std::string isolation;  // isolation that functions must have, as "process" or "container"; empty: the package's, or any
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
@@ -174,6 +175,7 @@ struct lease {
     std::string node;
     std::string package;
     std::string owner;  // the tenant that owns the package; empty if the manager does not report it
+    std::string isolation;  // isolation of the workers, by its name; empty if the agent does not report it
     std::uint64_t memory_bytes;
     std::chrono::system_clock::time_point granted;
     std::chrono::system_clock::time_point expires;
@@ -472,6 +474,7 @@ public:
         request.secrets = secrets.data();
         request.folders = folders.data();
         request.temporary_bytes = wanted.temporary_bytes;
+        request.isolation = detail::text_or_null(wanted.isolation);
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 
@@ -515,6 +518,7 @@ public:
                 found.node,
                 found.package,
                 found.owner,
+                found.isolation,
                 found.memory_bytes,
                 time(milliseconds(found.granted_unix_ms)),
                 time(milliseconds(found.expires_unix_ms)),

@@ -25,6 +25,7 @@ struct LeaseTexts {
     node: CString,
     package: CString,
     owner: CString,
+    isolation: CString,
 }
 
 /// `struct sublet_allocation`.
@@ -52,6 +53,7 @@ pub struct sublet_allocation {
     secrets: *const *const c_char,
     folders: *const *const c_char,
     temporary_bytes: u64,
+    isolation: *const c_char,
 }
 
 /// `struct sublet_lease`.
@@ -61,6 +63,7 @@ pub struct sublet_lease {
     node: *const c_char,
     package: *const c_char,
     owner: *const c_char,
+    isolation: *const c_char,
     memory_bytes: u64,
     granted_unix_ms: u64,
     expires_unix_ms: u64,
@@ -112,8 +115,8 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 152);
-const _: () = assert!(size_of::<sublet_lease>() == 72);
+const _: () = assert!(size_of::<sublet_allocation>() == 160);
+const _: () = assert!(size_of::<sublet_lease>() == 80);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
 const _: () = assert!(size_of::<sublet_call>() == 48);
@@ -136,8 +139,7 @@ impl sublet_invoker {
 
     fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         self.invoker.allocate(allocation)?;
-        let owner = self.invoker.package_owner();
-        self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, &owner));
+        self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, &self.invoker));
         Ok(())
     }
 
@@ -157,6 +159,7 @@ impl sublet_invoker {
             node: texts.node.as_ptr(),
             package: texts.package.as_ptr(),
             owner: texts.owner.as_ptr(),
+            isolation: texts.isolation.as_ptr(),
             memory_bytes: lease.memory_bytes,
             granted_unix_ms: lease.granted_unix_ms,
             expires_unix_ms: lease.expires_unix_ms,
@@ -189,21 +192,22 @@ impl sublet_invoker {
 }
 
 impl LeaseTexts {
-    fn new(lease: &Lease, owner: &str) -> LeaseTexts {
-        // A manager has checked the texts; one with a zero byte would only be shown as empty.
+    fn new(lease: &Lease, invoker: &Invoker) -> LeaseTexts {
+        // A manager or an agent has made the texts; one with a zero byte would only be shown as empty.
         let text = |text: &str| CString::new(text).unwrap_or_default();
         LeaseTexts {
             id: text(&lease.id),
             node: text(&lease.node),
             package: text(&lease.package_name),
-            owner: text(owner),
+            owner: text(&invoker.package_owner()),
+            isolation: text(&invoker.isolation().unwrap_or_default()),
         }
     }
 }
 
 impl sublet_allocation {
     /// # Safety
-    /// `package`, `pu`, `fabric`, `interface` and `pool` are null or strings.
+    /// `package`, `pu`, `fabric`, `interface`, `pool` and `isolation` are null or strings.
     unsafe fn to_facade(&self) -> Result<Allocation, Error> {
         check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
         // SAFETY: as the caller vouches.
@@ -249,10 +253,10 @@ impl sublet_allocation {
         Ok(if self.shared != 0 { allocation.shared() } else { allocation })
     }
 
-    /// Adds variables, secrets, folders and temporary space.
+    /// Adds variables, secrets, folders, temporary space and the isolation.
     ///
     /// # Safety
-    /// The lists are null, or end with a null pointer, and their strings are the caller's.
+    /// `isolation` is null or a string. The lists are null, or end with a null pointer, and their strings are the caller's.
     unsafe fn with_needs(&self, mut allocation: Allocation) -> Result<Allocation, Error> {
         // SAFETY: as the caller vouches.
         for variable in unsafe { texts(self.variables, "allocation.variables") }? {
@@ -270,6 +274,10 @@ impl sublet_allocation {
         // SAFETY: as above.
         for folder in unsafe { texts(self.folders, "allocation.folders") }? {
             allocation = allocation.folder(folder);
+        }
+        // SAFETY: as above.
+        if let Some(isolation) = unsafe { text_if_any(self.isolation, "allocation.isolation") }? {
+            allocation = allocation.isolation(isolation);
         }
         Ok(allocation.temporary_bytes(self.temporary_bytes))
     }
