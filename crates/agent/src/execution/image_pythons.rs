@@ -7,6 +7,7 @@
 //! sandbox with all walls. The sandbox has the isolation that the lease demands, and the lease's cores. Images that do not
 //! answer delay only leases of the tenants that name them: see [`queue`].
 
+pub(crate) mod answer;
 mod asking;
 mod known;
 mod queries;
@@ -18,8 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sublet_proto::package::python::without_image;
-use sublet_proto::package::{IMAGE_PYTHON, is_image_python, python_architecture};
+use sublet_proto::package::{IMAGE_PYTHON, is_image_python};
 use sublet_proto::v1::{Lease, PackageBuild};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram};
@@ -29,11 +29,10 @@ use crate::execution::isolations::Isolations;
 use crate::execution::packages::Runnable;
 use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
-use queries::{Queries, QueryKey};
+use answer::QueryKey;
+use queries::Queries;
 use queue::QueryLimits;
 
-/// Name of the interpreter, which is looked up in the image.
-const PROGRAM: &str = "python3";
 /// Code with which an interpreter becomes a worker.
 const START: &str = include_str!("image_pythons/start.py");
 /// Folders of programs in an image that does not say where they are.
@@ -44,15 +43,6 @@ const LIMITS: QueryLimits = QueryLimits { of_node: 8, of_tenant: 2, calls_of_ten
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Images whose Python is remembered.
 const MAX_KNOWN: usize = 1024;
-
-/// The Python of an image, which can execute functions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ImagePython {
-    /// Path in the image.
-    program: PathBuf,
-    /// Version without its last number.
-    version: String,
-}
 
 /// See the [module](self).
 pub(crate) struct ImagePythons {
@@ -157,20 +147,6 @@ impl ImagePythons {
         let key =
             QueryKey { digest: digest(build)?.to_owned(), isolation, runtime: runtime.map(Path::to_owned) };
         Ok(PythonRequest { build, key, tenant: &lease.tenant, cores })
-    }
-}
-
-impl ImagePython {
-    /// Checks that it is of the version that a build requires, if it requires one.
-    fn check_version(&self, build: &PackageBuild) -> Result<(), Error> {
-        let (wanted, found) = (without_image(&build.architecture), python_architecture(&self.version));
-        let version = wanted.trim_start_matches(char::is_alphabetic);
-        if version.is_empty() || found.as_deref() == Some(wanted) {
-            return Ok(());
-        }
-        let (image, library, has) = (&build.image, &build.library, &self.version);
-        let message = format!("the image {image} has Python {has}, and {library} is for Python {version}");
-        Err(Error::new(Code::WrongArchitecture, message))
     }
 }
 

@@ -33,7 +33,7 @@ use tracing::{info, warn};
 use crate::execution::cache::{
     self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache, PACKAGES, UNFINISHED,
 };
-use crate::execution::image_pythons::ImagePython;
+use crate::execution::image_pythons::answer::ImagePython;
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
 use environment_trees::{Environments, TREE};
@@ -69,7 +69,7 @@ pub(crate) struct Runnable {
     pub(crate) index: u32,
     /// Folder of the environment in which it runs, if it has one.
     pub(crate) environment: Option<PathBuf>,
-    /// The Python of its image, if that executes it: [`ImagePythons`](crate::execution::image_pythons::ImagePythons) adds it.
+    /// The Python of its image, if that executes it: [`ImagePythons`](crate::execution::image_pythons::answer::ImagePythons) adds it.
     pub(crate) image_python: Option<ImagePython>,
     /// Tokens that keep the package and its image from being evicted.
     uses: Vec<EntryUse>,

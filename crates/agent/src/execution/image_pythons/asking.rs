@@ -19,9 +19,9 @@ use sublet_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::queries::Answer;
+use super::answer::{Answer, PROGRAM};
 use super::report::{PythonReport, last_words, no_report, shown};
-use super::{ImagePythons, PROGRAM, PythonRequest, container, environment};
+use super::{ImagePythons, PythonRequest, container, environment};
 use crate::execution::images::HeldImage;
 use crate::signal::wait_readable;
 

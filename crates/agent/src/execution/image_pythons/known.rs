@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::Code;
 
-use super::queries::{Answer, QueryKey};
+use super::answer::{Answer, QueryKey};
 
 /// How long an image is refused without being asked again: the state of the node may have been the cause, such as a lack of
 /// memory.
@@ -93,7 +93,7 @@ impl KnownPythons {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::execution::image_pythons::queries::tests::{key, python};
+    use crate::execution::image_pythons::answer::tests::{key, python};
     use sublet_proto::Error;
 
     #[test]

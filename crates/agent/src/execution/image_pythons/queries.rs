@@ -1,34 +1,14 @@
 //! Queries of images by the threads of leases: one thread asks, the others that need the same image wait for its answer.
 
-use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::lock;
-use sublet_proto::isolation::Isolation;
 use sublet_proto::{Code, Error};
 
-use super::ImagePython;
+use super::answer::{Answer, QueryKey};
 use super::known::KnownPythons;
 use super::queue::{QueryLimits, QueryQueue};
-
-/// The Python of an image, or the reason why it cannot be used, which does not name the image.
-pub(super) type Answer = Result<ImagePython, Error>;
-
-/// All on which an answer depends, beside this node.
-///
-/// An answer may serve every tenant. The digest pins each byte of the image, and the node has checked them when it pulled
-/// the image. Nothing of a tenant is in the sandbox of a query, and its limits are the same for all. So a tenant can shape
-/// the answer only by the content of its image, and another tenant that names the same digest has chosen the same content,
-/// which its workers execute in any case. An answer that the state of the node may have caused is not kept, or not for long.
-/// The name of the image is not part of the key: it may mean another image tomorrow.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueryKey {
-    pub(super) digest: String,
-    pub(super) isolation: Isolation,
-    /// The program that makes the container, if another program does.
-    pub(super) runtime: Option<PathBuf>,
-}
 
 /// See the [module](self).
 pub(super) struct Queries {
@@ -135,19 +115,12 @@ impl Drop for BegunQuery<'_> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
+    use super::super::answer::tests::{key, python};
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::mpsc::channel;
     use std::thread::scope;
-
-    pub(crate) fn key(digest: &str) -> QueryKey {
-        QueryKey { digest: digest.to_owned(), isolation: Isolation::Container, runtime: None }
-    }
-
-    pub(crate) fn python(version: &str) -> Answer {
-        Ok(ImagePython { program: "/bin/python3".into(), version: version.to_owned() })
-    }
 
     fn queries(patience: Duration) -> Queries {
         Queries::new(QueryLimits { of_node: 3, of_tenant: 2, calls_of_tenant: 4 }, patience, 8)

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-use super::queries::{Answer, QueryKey};
+use super::answer::{Answer, QueryKey};
 
 /// Bounds of a node's queries.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +164,7 @@ impl QueryQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::execution::image_pythons::queries::tests::{key, python};
+    use crate::execution::image_pythons::answer::tests::{key, python};
 
     fn queue(of_node: usize, of_tenant: usize) -> QueryQueue {
         QueryQueue::new(QueryLimits { of_node, of_tenant, calls_of_tenant: 5 })

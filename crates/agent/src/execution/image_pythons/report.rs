@@ -6,7 +6,7 @@ use std::path::Path;
 use sublet_proto::text::printable_line;
 use sublet_sandbox::ProgramEnd;
 
-use super::{ImagePython, PROGRAM};
+use super::answer::{ImagePython, PROGRAM};
 
 /// First word of a report.
 const REPORT: &str = "sublet-python";
