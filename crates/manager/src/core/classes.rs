@@ -14,6 +14,7 @@ use super::locality::NodeRing;
 use super::messages::ClientRequest;
 use super::pools::{self, Pools};
 use super::racks::{GroupedNodes, RackPool, Shifted, Spot};
+#[cfg(any(test, debug_assertions))]
 use super::resources::NodeCapacity;
 use super::terms::LeaseTerms;
 use super::weighing::{RequestWork, UnitOutcome, explain};
