@@ -1,4 +1,4 @@
-//! What a node knows of the Python of an image, and the key by which it knows that.
+//! The Python that an image has, and the key by which a node remembers it.
 
 use std::path::PathBuf;
 
