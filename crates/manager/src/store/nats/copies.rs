@@ -254,8 +254,7 @@ impl NatsStore {
     /// whole. Other managers may have changed it meanwhile.
     fn look_after(&self, key: &str, report: &mut AuditReport) -> Result<(), Error> {
         let Some((copy, of)) = self.copy_of(key)? else { return Ok(()) };
-        let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
-        let current = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
+        let current = self.last_message(key)?;
         // A damaged record that is later than its copy is lost: the older value may be of a token that was revoked since.
         let is_later = |current: StreamMessage| {
             current.sequence > of || current.sequence == of && operations::is_whole(key, &current)
@@ -270,6 +269,12 @@ impl NatsStore {
             false => report.lost.push(format!("{key}: it is missing, and its copy is damaged")),
         }
         Ok(())
+    }
+
+    /// Returns the message of a record, without regard to its copy.
+    fn last_message(&self, key: &str) -> Result<Option<StreamMessage>, Error> {
+        let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
+        self.link.run(|jetstream| operations::last(jetstream, stream, subject))
     }
 
     /// Returns the copy of a record, and the sequence number of its original.
@@ -291,8 +296,7 @@ impl NatsStore {
             let copied = self.link.run(|jetstream| operations::publish_if(jetstream, copy, version))?;
             self.note(copied.unwrap_or_default());
             // A record that was removed meanwhile has a copy now: for `get` it would be one that the server has lost.
-            let (stream, subject) = (self.names.keys(key)?.name, self.names.key(key));
-            if self.link.run(|jetstream| operations::last(jetstream, stream, subject))?.is_none() {
+            if self.last_message(key)?.is_none() {
                 self.remove_copies(std::iter::once(key.as_str()))?;
             }
         }
