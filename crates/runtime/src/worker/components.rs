@@ -72,10 +72,8 @@ unsafe extern "C" fn sublet_context_open(
         let run = context.run()?;
         // SAFETY: the function vouches for a string.
         let number = run.channel(unsafe { string(component) }?)?.held_by(worker)?.number();
-        let channel = NonNull::new(channel).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a number.
-        unsafe { channel.write(number) };
-        Ok(())
+        // SAFETY: the function vouches for the address of a number, or null.
+        unsafe { store(channel, number) }
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, open) }
@@ -86,10 +84,8 @@ unsafe extern "C" fn sublet_context_open(
 unsafe extern "C" fn sublet_context_size(context: *mut CallContext, channel: u32, size: *mut u64) -> u32 {
     let read = |context: &mut CallContext| {
         let len_bytes = context.channel(channel)?.len_bytes()?;
-        let size = NonNull::new(size).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a number.
-        unsafe { size.write(len_bytes) };
-        Ok(())
+        // SAFETY: the function vouches for the address of a number, or null.
+        unsafe { store(size, len_bytes) }
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, read) }
@@ -150,10 +146,8 @@ unsafe extern "C" fn sublet_context_map(
 ) -> u32 {
     let map = |context: &mut CallContext| {
         let mapped = context.channel(channel)?.mapped(offset, size)?;
-        let at = NonNull::new(at).ok_or_else(null)?;
-        // SAFETY: not null, so it is a place for a pointer.
-        unsafe { at.write(mapped.as_ptr().cast()) };
-        Ok(())
+        // SAFETY: the function vouches for the address of a pointer, or null.
+        unsafe { store(at, mapped.as_ptr().cast()) }
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, map) }
@@ -320,6 +314,17 @@ unsafe extern "C" fn sublet_context_release(context: *mut CallContext, channel: 
 /// The time in `timeout_ms` milliseconds; `None` if that is beyond what the clock represents.
 fn deadline(timeout_ms: u64) -> Option<Instant> {
     Instant::now().checked_add(Duration::from_millis(timeout_ms))
+}
+
+/// Writes a result.
+///
+/// # Safety
+/// The address of a `T`, or null.
+unsafe fn store<T>(at: *mut T, value: T) -> Result<(), Error> {
+    let at = NonNull::new(at).ok_or_else(null)?;
+    // SAFETY: not null, so it is the address of a `T`.
+    unsafe { at.write(value) };
+    Ok(())
 }
 
 /// # Safety
