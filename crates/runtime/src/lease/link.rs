@@ -1,8 +1,9 @@
 //! The slow side of an attached lease: the state that its threads share.
 //!
-//! A client sends its requests to the agent by it ([`requests`](super::requests)). One thread for each lease receives the agent's messages ([`monitor`](super::monitor)). A thread with a request waits
-//! for the answer that the lease's thread passes on. Only the holder of the lock of [`Control`] may send requests and
-//! talk to the worker process ([`start`](super::start)).
+//! A client sends its requests to the agent by it ([`requests`](super::requests)). One thread for each lease receives the
+//! agent's messages ([`monitor`](super::monitor)). A thread with a request waits for the answer that the lease's thread
+//! passes on. Only the holder of the lock of [`Control`] may send requests and talk to the worker process
+//! ([`start`](super::start)).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;

@@ -90,16 +90,9 @@ impl QueryQueue {
     /// Whether the caller has to execute the query now, and then [`QueryQueue::finish`] it.
     pub(super) fn begin(&mut self, key: &QueryKey) -> bool {
         let Some(query) = self.queries.get_mut(key) else { return false };
-        match std::mem::replace(&mut query.stage, QueryStage::Waiting) {
-            QueryStage::Granted(tenant) => {
-                query.stage = QueryStage::Begun(tenant);
-                true
-            }
-            stage => {
-                query.stage = stage;
-                false
-            }
-        }
+        let QueryStage::Granted(tenant) = &mut query.stage else { return false };
+        query.stage = QueryStage::Begun(std::mem::take(tenant));
+        true
     }
 
     /// Removes a tenant's call that waits no longer, and the query if no other call waits for it.
