@@ -158,12 +158,12 @@ impl PyMemory {
 
     /// Copies an object's bytes in.
     fn write(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.copy_in(py, offset, data, sublet::Memory::write)
+        self.copy_in(py, offset, data, |memory, offset, bytes| memory.write(offset, bytes))
     }
 
     /// Copies an object's bytes in, and does not wait until others can read them.
     fn write_async(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.copy_in(py, offset, data, sublet::Memory::write_async)
+        self.copy_in(py, offset, data, |memory, offset, bytes| memory.write_async(offset, bytes))
     }
 
     /// Begins to copy bytes out.

@@ -225,10 +225,10 @@ impl Walk {
     ) -> Result<(), Error> {
         match access {
             AccessKind::Read | AccessKind::CachedRead => {
-                self.places(block).try_for_each(|at| memory.read(at as u64, buffer))
+                self.places(block).try_for_each(|at| memory.read(at as u64, &mut *buffer))
             }
             AccessKind::Write => {
-                self.places(block).try_for_each(|at| memory.write_async(at as u64, buffer))?;
+                self.places(block).try_for_each(|at| memory.write_async(at as u64, &*buffer))?;
                 memory.sync()
             }
             AccessKind::ReadAsync => {

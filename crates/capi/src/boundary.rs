@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use sublet::frames::{SharedBytes, SharedBytesMut};
 use sublet::{Code, Error};
 
 /// 0, or the number of a [`Code`]: `enum sublet_status`.
@@ -111,16 +112,44 @@ pub(crate) unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Resu
     if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
 }
 
-/// Converts a pointer and a length to a slice of the caller's bytes.
+/// Converts a pointer and a length to a view of the caller's bytes. They may lie in a buffer, which workers can write at
+/// any time, so there is no slice of them.
 ///
 /// # Safety
-/// The pointer is null, or points to as many bytes, which no one writes while the slice is used.
-pub(crate) unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str) -> Result<&'a [u8], Error> {
-    match NonNull::new(data.cast_mut()) {
-        // SAFETY: as the caller vouches.
-        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data.cast(), len_bytes).as_ref() }),
-        None if len_bytes == 0 => Ok(&[]),
-        None => Err(invalid(format!("`{name}` of {len_bytes} bytes at a null pointer"))),
+/// The pointer is null, or points to `len_bytes` bytes that stay readable while the view is used.
+pub(crate) unsafe fn bytes<'a>(
+    data: *const c_void,
+    len_bytes: usize,
+    name: &str,
+) -> Result<SharedBytes<'a>, Error> {
+    let start = bytes_address(data.cast_mut(), len_bytes, name)?.unwrap_or(NonNull::dangling());
+    // SAFETY: as the caller vouches; no bytes are readable at any address.
+    Ok(unsafe { SharedBytes::new(start, len_bytes) })
+}
+
+/// Converts a pointer and a length to a view of bytes to write, as [`bytes`] does. The bytes may be uninitialized.
+///
+/// # Safety
+/// The pointer is null, or points to `len_bytes` bytes that stay writable while the view is used.
+pub(crate) unsafe fn bytes_mut<'a>(
+    data: *mut c_void,
+    len_bytes: usize,
+    name: &str,
+) -> Result<SharedBytesMut<'a>, Error> {
+    let start = bytes_address(data, len_bytes, name)?.unwrap_or(NonNull::dangling());
+    // SAFETY: as the caller vouches; no bytes are writable at any address.
+    Ok(unsafe { SharedBytesMut::new(start, len_bytes) })
+}
+
+/// Address of `len_bytes` bytes at a pointer; `None` for no bytes at a null pointer.
+pub(crate) fn bytes_address(
+    data: *mut c_void,
+    len_bytes: usize,
+    name: &str,
+) -> Result<Option<NonNull<u8>>, Error> {
+    match NonNull::new(data.cast::<u8>()) {
+        None if len_bytes > 0 => Err(invalid(format!("`{name}` of {len_bytes} bytes at a null pointer"))),
+        address => Ok(address),
     }
 }
 
@@ -255,6 +284,17 @@ mod tests {
         let (null, bad) = unsafe { (text(std::ptr::null(), "name"), text(c"\xff".as_ptr(), "name")) };
         assert_eq!(null.unwrap_err().message, "the argument `name` is a null pointer");
         assert_eq!(bad.unwrap_err().message, "the argument `name` is not UTF-8");
+        // SAFETY: null pointers, as both functions allow.
+        let (none, missing, no_space) = unsafe {
+            (
+                bytes(std::ptr::null(), 0, "input"),
+                bytes(std::ptr::null(), 3, "input"),
+                bytes_mut(std::ptr::null_mut(), 2, "into"),
+            )
+        };
+        assert!(none.unwrap().is_empty());
+        assert_eq!(missing.unwrap_err().message, "`input` of 3 bytes at a null pointer");
+        assert_eq!(no_space.unwrap_err().message, "`into` of 2 bytes at a null pointer");
         assert!(check_size::<u64>(8, "allocation").is_ok());
         assert!(check_size::<u64>(4, "allocation").unwrap_err().message.contains("4 bytes"));
     }

@@ -197,11 +197,11 @@ pub unsafe extern "C" fn sublet_application_deploy(
         let place = output(application, "application")?;
         // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
         let invoker = unsafe { argument(invoker, "invoker") }?;
-        // SAFETY: the caller's bytes.
-        let document = unsafe { bytes(document.cast(), len_bytes, "document") }?;
+        // SAFETY: the caller's bytes, which it keeps until this returns.
+        let document = unsafe { bytes(document.cast(), len_bytes, "document") }?.to_vec();
         // SAFETY: the caller's options, if there are any, with the caller's string in them.
         let options = unsafe { sublet_run_options::to_facade(options) }?;
-        let deployed = handle(invoker.facade().deploy_graph(document, options)?);
+        let deployed = handle(invoker.facade().deploy_graph(&document, options)?);
         // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(deployed) };
         Ok(())
@@ -270,10 +270,10 @@ pub unsafe extern "C" fn sublet_application_run(
         let place = output(outcome, "outcome")?;
         // SAFETY: the caller's application, which it does not free meanwhile.
         let application = unsafe { argument(application, "application") }?;
-        // SAFETY: the caller's bytes.
-        let input = unsafe { bytes(input, input_bytes, "input") }?;
+        // SAFETY: the caller's bytes, which it keeps until this returns.
+        let input = unsafe { bytes(input, input_bytes, "input") }?.to_vec();
         let listener = Listener { call: news, user };
-        let ran = driven(listener, |news, goes_on| application.application.run_while(input, news, goes_on))?;
+        let ran = driven(listener, |news, goes_on| application.application.run_while(&input, news, goes_on))?;
         // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(Box::into_raw(ran)) };
         Ok(())

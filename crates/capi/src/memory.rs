@@ -1,14 +1,14 @@
 //! Memory components: leased by the segment, known to C by a handle.
 
 use std::ffi::{c_char, c_void};
-use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sublet::{Error, Memory, MemoryPlan, RawReading};
 
 use crate::boundary::{
-    argument, argument_mut, bytes, check_size, guarded, invalid, output, sublet_status, text_if_any,
+    argument, argument_mut, bytes, bytes_address, bytes_mut, check_size, guarded, output, sublet_status,
+    text_if_any,
 };
 use crate::invoker::{sublet_bill, sublet_invoker};
 
@@ -76,20 +76,6 @@ impl sublet_memory {
     }
 }
 
-/// Converts a pointer and a length to a mutable slice of the caller's bytes. Uninitialized bytes are valid for a library
-/// that the caller only links with.
-///
-/// # Safety
-/// The pointer is null, or points to as many bytes that no one else uses while the slice is used.
-unsafe fn place<'a>(data: *mut c_void, len_bytes: usize) -> Result<&'a mut [u8], Error> {
-    match NonNull::new(data.cast::<u8>()) {
-        // SAFETY: as the caller vouches.
-        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data, len_bytes).as_mut() }),
-        None if len_bytes == 0 => Ok(&mut []),
-        None => Err(invalid(format!("`into` of {len_bytes} bytes at a null pointer"))),
-    }
-}
-
 /// Creates a memory component, which leases nothing yet.
 ///
 /// # Safety
@@ -127,8 +113,8 @@ pub unsafe extern "C" fn sublet_memory_read(
     guarded(|| {
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let memory = unsafe { argument(memory, "memory") }?;
-        // SAFETY: the caller's memory.
-        memory.memory.read(offset, unsafe { place(into, len_bytes) }?)
+        // SAFETY: the caller's memory, which it keeps until this returns.
+        memory.memory.read(offset, unsafe { bytes_mut(into, len_bytes, "into") }?)
     })
 }
 
@@ -146,7 +132,7 @@ pub unsafe extern "C" fn sublet_memory_write(
     guarded(|| {
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let memory = unsafe { argument(memory, "memory") }?;
-        // SAFETY: the caller's bytes.
+        // SAFETY: the caller's bytes, which it keeps until this returns.
         memory.memory.write(offset, unsafe { bytes(from, len_bytes, "from") }?)
     })
 }
@@ -165,11 +151,7 @@ pub unsafe extern "C" fn sublet_memory_read_async(
     guarded(|| {
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let memory = unsafe { argument(memory, "memory") }?;
-        let place = match NonNull::new(into.cast()) {
-            Some(place) => place,
-            None if len_bytes == 0 => return Ok(()),
-            None => return Err(invalid(format!("`into` of {len_bytes} bytes at a null pointer"))),
-        };
+        let Some(place) = bytes_address(into, len_bytes, "into")? else { return Ok(()) };
         // SAFETY: the caller's place, which it leaves alone until it has waited; the component waits for all before it goes.
         let reading = unsafe { memory.memory.read_async_raw(offset, place, len_bytes as u64) }?;
         memory.asked.lock().unwrap_or_else(PoisonError::into_inner).push(reading);
@@ -191,7 +173,7 @@ pub unsafe extern "C" fn sublet_memory_write_async(
     guarded(|| {
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let memory = unsafe { argument(memory, "memory") }?;
-        // SAFETY: the caller's bytes.
+        // SAFETY: the caller's bytes, which it keeps until this returns; they are copied by then.
         memory.memory.write_async(offset, unsafe { bytes(from, len_bytes, "from") }?)
     })
 }

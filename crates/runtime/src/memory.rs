@@ -18,8 +18,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sublet_fabric::SharedBytesMut;
 use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::graph::{MAX_SEGMENTS, MemoryRights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
@@ -82,29 +82,31 @@ impl Memory {
         })
     }
 
-    /// Copies bytes out. On another machine, lines that were read before and not [synced](Memory::sync) may be out of
-    /// date.
+    /// Copies bytes out, into private memory or into a [`Buffer`](crate::Buffer). On another machine, lines that were
+    /// read before and not [synced](Memory::sync) may be out of date.
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why it has ended.
     #[inline]
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub fn read<'into>(&self, offset: u64, into: impl Into<SharedBytesMut<'into>>) -> Result<(), Error> {
+        let into = into.into();
         self.readable(offset, into.len() as u64)?;
-        self.pieces.read(offset, into.into())?;
+        self.pieces.read(offset, into)?;
         self.keeper.check()
     }
 
-    /// Copies bytes in. Bytes beyond the end make the component grow. Bytes for another machine are sent when they are
-    /// [synced](Memory::sync), or before.
+    /// Copies bytes in, from private memory or from a [`Buffer`](crate::Buffer). Bytes beyond the end make the component
+    /// grow. Bytes for another machine are sent when they are [synced](Memory::sync), or before.
     ///
     /// # Errors
     /// `memory_exceeded` beyond the limit; the error of the manager or an agent if the component cannot grow; the
     /// reason why it has ended. If it cannot grow, nothing was written; if it has ended, all of its bytes are lost.
     #[inline]
-    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub fn write<'from>(&self, offset: u64, from: impl Into<SharedBytes<'from>>) -> Result<(), Error> {
+        let from = from.into();
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        self.pieces.write(offset, from.into())?;
+        self.pieces.write(offset, from)?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -153,10 +155,11 @@ impl Memory {
     ///
     /// # Errors
     /// As for [`Memory::write`].
-    pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub fn write_async<'from>(&self, offset: u64, from: impl Into<SharedBytes<'from>>) -> Result<(), Error> {
+        let from = from.into();
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        self.pieces.write_async(offset, from.into())?;
+        self.pieces.write_async(offset, from)?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
