@@ -16,21 +16,21 @@ fn run(package: &str) -> Result<(), Error> {
     let mut invoker = Invoker::connect()?;
     invoker.allocate(&Allocation::new(package))?;
 
-    // Memory that the worker shares, so that nothing is copied.
+    // Memory that the worker shares: it reads input and writes output in place. Values are copied in and out.
     let mut input = invoker.buffer::<u8>(OUTPUT_BYTES)?;
     let mut greeting = invoker.buffer::<u8>(OUTPUT_BYTES)?;
     let mut loud = invoker.buffer::<u8>(OUTPUT_BYTES)?;
-    input[..5].copy_from_slice(b"world");
+    input.copy_from(0, b"world");
 
-    let size = invoker.submit("greet", &input[..5], &mut greeting)?.wait()?.output_bytes;
-    println!("{}", String::from_utf8_lossy(&greeting[..size]));
+    let size = invoker.submit("greet", &input.part(..5), &mut greeting)?.wait()?.output_bytes;
+    println!("{}", String::from_utf8_lossy(&greeting.part(..size).to_vec()));
 
     // The output of one call is the input of the next.
-    let size = invoker.submit("shout", &greeting[..size], &mut loud)?.wait()?.output_bytes;
-    println!("{}", String::from_utf8_lossy(&loud[..size]));
+    let size = invoker.submit("shout", &greeting.part(..size), &mut loud)?.wait()?.output_bytes;
+    println!("{}", String::from_utf8_lossy(&loud.part(..size).to_vec()));
 
     // A call that fails says why.
-    if let Err(error) = invoker.submit("greet", &input[..0], &mut greeting)?.wait() {
+    if let Err(error) = invoker.submit("greet", &input.part(..0), &mut greeting)?.wait() {
         println!("{}: {error}", error.code);
     }
 

@@ -55,10 +55,11 @@ fn over_tcp(encrypted: bool) -> Allocation {
 fn echo_in_place(client: &Invoker, len: usize) {
     let (mut input, mut output) = (client.buffer::<u8>(len).unwrap(), client.buffer::<u8>(len).unwrap());
     for round in 0..3 {
-        input.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 + round) as u8);
+        let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + round) as u8).collect();
+        input.copy_from_slice(&bytes);
         let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
         assert_eq!(done.output_bytes, len);
-        assert!(input[..] == output[..], "{len} bytes came back as others");
+        assert!(output.to_vec() == bytes, "{len} bytes came back as others");
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sublet::{Allocation, CallOptions, Code, Invoker, Policy};
+use sublet::{Allocation, CallOptions, Code, InputMemory, Invoker, OutputMemory, Policy};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
@@ -18,12 +18,22 @@ fn calls() -> Allocation {
     Allocation::new(package("calls.c"))
 }
 
-/// Calls `add_index` and checks each value.
-fn check_values(client: &Invoker, input: &[u32], output: &mut [u32]) {
+/// Calls `add_index` with words in any memory, and checks each value.
+fn check_values(
+    client: &Invoker,
+    input: &(impl InputMemory + ?Sized),
+    output: &mut (impl InputMemory + OutputMemory + ?Sized),
+) {
     let done = client.submit("add_index", input, output).unwrap().wait().unwrap();
-    assert_eq!(done.output_bytes, size_of_val(input));
+    let (input, output) = (words(input), words(output));
+    assert_eq!(done.output_bytes, 4 * input.len());
     let expected = input.iter().enumerate().map(|(index, value)| value.wrapping_add(index as u32));
     assert!(output.iter().copied().take(input.len()).eq(expected));
+}
+
+fn words(memory: &(impl InputMemory + ?Sized)) -> Vec<u32> {
+    let bytes = memory.shared_bytes().to_vec();
+    bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
 }
 
 /// Calls that wait for something that does not happen end, and the test with them.
@@ -173,10 +183,9 @@ fn call_numbers_wrap_without_a_wrong_result() {
     let mut input = client.buffer::<u32>(2).unwrap();
     let mut output = client.buffer::<u32>(2).unwrap();
     for number in 0..CALLS {
-        input[0] = number;
-        input[1] = !number;
+        input.copy_from_slice(&[number, !number]);
         client.submit("add_index", &input, &mut output).unwrap().wait().unwrap();
-        assert_eq!(output[..], [number, (!number).wrapping_add(1)]);
+        assert_eq!([output.get(0), output.get(1)], [number, (!number).wrapping_add(1)]);
     }
 }
 
@@ -193,8 +202,8 @@ fn results_that_are_not_collected_are_bounded_in_number() {
     let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let mut calls: Vec<_> =
-        (0..1024).map(|_| client.submit::<u8, u8>("noop", &[], &mut []).unwrap()).collect();
-    let refused = client.submit::<u8, u8>("noop", &[], &mut []).map(|_| ());
+        (0..1024).map(|_| client.submit::<[u8], [u8]>("noop", &[], &mut []).unwrap()).collect();
+    let refused = client.submit::<[u8], [u8]>("noop", &[], &mut []).map(|_| ());
     assert_fails(refused, Code::TooManyInFlight, &["1024", "worker 0"]);
     calls.pop().unwrap().wait().unwrap();
     assert_echoes(&client);
@@ -216,7 +225,7 @@ fn the_allocators_memory_is_the_functions_memory() {
     assert!(!call.is_ready());
     words.atomic(1).store(41, Ordering::Release);
     call.wait().unwrap();
-    assert_eq!(words[..], [1, 41, 42]);
+    assert_eq!(words.to_vec(), [1, 41, 42]);
 }
 
 #[test]
@@ -248,7 +257,7 @@ fn input_and_output_may_each_be_the_allocators_or_not() {
     check_values(&client, &own, &mut mine_out);
     check_values(&client, &own, &mut own_out);
     // A piece of a buffer is the buffer's memory as well.
-    check_values(&client, &own[3..500], &mut own_out[7..]);
+    check_values(&client, &own.part(3..500), &mut own_out.part_mut(7..));
 }
 
 #[test]
@@ -262,7 +271,7 @@ fn buffers_may_be_older_than_the_lease_and_outlive_it() {
         client.allocate(&calls()).unwrap();
         check_values(&client, &before, &mut output);
         let mut during = client.buffer::<u32>(1000).unwrap();
-        during.copy_from_slice(&output);
+        during.copy_from_slice(&output.to_vec());
         check_values(&client, &during, &mut output);
         client.deallocate().unwrap();
     }
@@ -280,9 +289,9 @@ fn the_allocator_grows_under_a_live_lease() {
         // Its two ends; the rest stays untouched, and takes no memory.
         let [head, tail] = [0, VALUES - 1000];
         for at in [head, tail] {
-            buffer[at..at + 1000].fill(at as u32 + 1);
+            buffer.part_mut(at..at + 1000).fill(at as u32 + 1);
             let mut output = vec![0u32; 1000];
-            check_values(&client, &buffer[at..at + 1000], &mut output);
+            check_values(&client, &buffer.part(at..at + 1000), &mut output);
         }
     }
     assert_eq!(platform.worker(), worker, "it did not take another worker");
@@ -302,7 +311,7 @@ fn several_workers_execute_different_functions_at_once() {
         words.fill(0);
         let submit = |name, worker, output| {
             let options = CallOptions { worker: Some(worker), ..patient() };
-            client.submit_with::<u32, u8>(client.function(name).unwrap(), &words, output, options).unwrap()
+            client.submit_with::<_, [u8]>(client.function(name).unwrap(), &words, output, options).unwrap()
         };
         // Each of them waits for the other.
         let calls = [submit("meet_first", first, &mut []), submit("meet_second", second, &mut [])];
@@ -313,7 +322,7 @@ fn several_workers_execute_different_functions_at_once() {
     // Without being told, calls go to whichever is idle.
     words.fill(0);
     let calls = ["meet_first", "meet_second"].map(|name| {
-        client.submit_with::<u32, u8>(client.function(name).unwrap(), &words, &mut [], patient()).unwrap()
+        client.submit_with::<_, [u8]>(client.function(name).unwrap(), &words, &mut [], patient()).unwrap()
     });
     for call in calls {
         call.wait().unwrap();
@@ -368,7 +377,7 @@ fn a_dropped_call_is_waited_for() {
         wait_until("the function says that it runs", || words.atomic(0).load(Ordering::Acquire) == 1);
         words.atomic(1).store(7, Ordering::Release);
     });
-    assert_eq!(words[2], 8, "it was dropped before the function had returned");
+    assert_eq!(words.get(2), 8, "it was dropped before the function had returned");
     assert_eq!(client.deallocate().unwrap().calls, 1);
 }
 

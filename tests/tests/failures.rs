@@ -31,7 +31,7 @@ fn call(client: &Invoker, function: &str) -> Result<Completion, Error> {
 /// A buffer that tells when a call of `spin` with it has begun, and that call.
 fn flag(client: &Invoker) -> Buffer<u32> {
     let mut flag = client.buffer::<u32>(1).unwrap();
-    flag[0] = 0;
+    flag.set(0, 0);
     flag
 }
 

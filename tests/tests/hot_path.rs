@@ -102,11 +102,11 @@ fn call_hot(client: &Invoker, calls: u32) {
     let mut own = client.buffer::<u32>(16).unwrap();
     let mut output = client.buffer::<u32>(16).unwrap();
     for number in 0..calls / 2 {
-        own[0] = number;
+        own.set(0, number);
         client.submit("echo", &own, &mut output).unwrap().wait().unwrap();
-        assert_eq!(output[0], number);
+        assert_eq!(output.get(0), number);
         client.submit("echo", &[!number], &mut output).unwrap().wait().unwrap();
-        assert_eq!(output[0], !number);
+        assert_eq!(output.get(0), !number);
     }
 }
 
@@ -179,16 +179,16 @@ fn a_hot_call_allocates_nothing_in_the_worker() {
     let client = hot_client(&platform, package);
     let mut output = client.buffer::<u64>(1).unwrap();
     let mut allocations = || {
-        client.submit::<u8, u64>("allocations", &[], &mut output).unwrap().wait().unwrap();
-        assert_ne!(output[0], u64::MAX, "nothing counts in this worker");
-        output[0]
+        client.submit::<[u8], _>("allocations", &[], &mut output).unwrap().wait().unwrap();
+        assert_ne!(output.get(0), u64::MAX, "nothing counts in this worker");
+        output.get(0)
     };
     call_hot(&client, WARM_UP);
     allocations();
     let before = allocations();
     call_hot(&client, CALLS);
     assert_eq!(allocations() - before, 0, "allocated or freed in {CALLS} calls");
-    client.submit::<u8, u8>("allocate_once", &[], &mut []).unwrap().wait().unwrap();
+    client.submit::<[u8], [u8]>("allocate_once", &[], &mut []).unwrap().wait().unwrap();
     assert_eq!(allocations() - before, 2, "it counts what is allocated and freed on purpose");
 }
 
@@ -203,7 +203,7 @@ fn a_hot_call_makes_no_system_call_in_the_worker() {
     let client = hot_client(&platform, package("observer.c"));
     let _trace = Trace::of(platform.worker(), &log);
     let call = |name: &str| {
-        client.submit::<u8, u8>(name, &[], &mut []).unwrap().wait().unwrap();
+        client.submit::<[u8], [u8]>(name, &[], &mut []).unwrap().wait().unwrap();
     };
     let wait_for_markers = |count| {
         wait_until("the trace is written", || markers(&log) == count);

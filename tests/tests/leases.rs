@@ -208,7 +208,7 @@ fn a_reclaimed_node_gives_notice_and_then_takes_its_cores() {
     let client = cluster.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
     let mut flag = client.buffer::<u32>(1).unwrap();
-    flag[0] = 0;
+    flag.set(0, 0);
     let mut output = [0u8; 8];
     let since = Instant::now();
     let reclaiming = begin(cluster.agents[0].told(&["--reclaim", "--grace", "3s"]));

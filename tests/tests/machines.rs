@@ -72,7 +72,7 @@ fn echoes(client: &Invoker, len: usize) -> Result<(), Error> {
     let mut output = client.buffer::<u8>(len)?;
     let done = end_of(client.submit("echo", &buffer, &mut output)?)?;
     assert_eq!(done.output_bytes, len);
-    assert!(output[..] == input[..], "{len} bytes came back as others");
+    assert!(output.to_vec() == input, "{len} bytes came back as others");
     Ok(())
 }
 

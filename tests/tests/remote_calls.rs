@@ -59,7 +59,8 @@ fn every_size_returns_from_any_memory_plain_and_encrypted() {
             let mut output = client.buffer::<u8>(len + 1).unwrap();
             output.fill(0xee);
             let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
-            assert!(done.output_bytes == len && output[..len] == bytes && output[len] == 0xee, "{len} bytes");
+            let returned = output.part(..len).to_vec();
+            assert!(done.output_bytes == len && returned == bytes && output.get(len) == 0xee, "{len} bytes");
             if len <= 300_000 {
                 let mut other = vec![0xee; len + 1];
                 let done = client.submit("echo", &bytes, &mut other).unwrap().wait().unwrap();
@@ -100,7 +101,7 @@ fn only_buffers_beyond_the_leases_memory_are_refused() {
     let mut output = client.buffer::<u8>(8 << 20).unwrap();
     let bytes = pattern(60_000);
     let done = client.submit("echo", &bytes, &mut output).unwrap().wait().unwrap();
-    assert_eq!(output[..done.output_bytes], bytes);
+    assert_eq!(output.part(..done.output_bytes).to_vec(), bytes);
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn buffers_may_be_older_than_the_lease_and_change_networks() {
         client.allocate(&over(fabric, "calls.c")).unwrap();
         output.fill(0);
         client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
-        assert_eq!(output[..], bytes);
+        assert_eq!(output.to_vec(), bytes);
         client.deallocate().unwrap();
     }
 }
@@ -135,7 +136,7 @@ fn many_calls_and_threads_get_their_own_results() {
                     for number in 0..300 {
                         own.fill(thread << 24 | number);
                         client.submit("echo", &own, &mut output).unwrap().wait().unwrap();
-                        assert_eq!(output, own[..]);
+                        assert_eq!(own.to_vec(), output);
                     }
                 });
             }
@@ -217,7 +218,7 @@ fn a_killed_worker_is_replaced_and_every_call_ends() {
             assert_echoes(&client);
             let mut output = vec![0u8; 1 << 20];
             client.submit("echo", &large, &mut output).unwrap().wait().unwrap();
-            assert!(output == large[..]);
+            assert!(output == large.to_vec());
             assert_ne!(platform.worker(), worker);
         }
         assert_eq!(client.lease().unwrap().id, lease);
@@ -358,7 +359,7 @@ fn a_buffer_of_a_stopped_agent_is_refused_until_resumed() {
         input.copy_from_slice(&bytes);
         let mut output = client.buffer::<u8>(len).unwrap();
         client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
-        assert!(output[..] == bytes, "{len} bytes came back as others");
+        assert!(output.to_vec() == bytes, "{len} bytes came back as others");
     }
     assert_eq!(platform.worker(), worker, "an answer that came late was taken for another's");
 }

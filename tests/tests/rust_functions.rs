@@ -55,7 +55,7 @@ fn one_source_answers_alike_natively_and_as_a_module() {
             *sum += value;
             Some(*sum)
         });
-        assert!(sums.iter().copied().eq(expected), "{target:?}");
+        assert!(sums.iter().eq(expected), "{target:?}");
     }
 }
 

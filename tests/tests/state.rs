@@ -104,7 +104,7 @@ fn sigterm_and_sigint_end_leases_in_order() {
         let lease = client.lease().unwrap().id.clone();
         let [first, second] = &mut outputs;
         let mut flag = client.buffer::<u32>(1).unwrap();
-        flag[0] = 0;
+        flag.set(0, 0);
         let calls = [first, second].map(|output| client.submit("spin", &flag, output).unwrap());
         wait_until("a call begins", || flag.atomic(0).load(Ordering::Acquire) == 1);
         let worker = platform.worker();

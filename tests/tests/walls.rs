@@ -236,7 +236,11 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
         1,
         "a write of two words, without a reference, to memory that is registered for local access only",
     ),
-    ("crates/runtime/src/arena.rs", 2, "a user's buffer, which calls borrow while functions access it"),
+    (
+        "crates/runtime/src/arena/buffer.rs",
+        2,
+        "two unsafe functions, whose callers vouch that no process writes the buffer meanwhile",
+    ),
     ("crates/runtime/src/swap.rs", 2, "a private mapping, lent as a vector's memory is"),
     (
         "crates/runtime/src/swap/page_out.rs",

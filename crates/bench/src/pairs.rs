@@ -107,10 +107,10 @@ fn calls(
     let size = rounds.size as usize;
     for round in 0..UNCOUNTED + counted {
         think(rounds.think_ticks);
-        let input = &bytemuck::cast_slice::<u32, u8>(&rounds.input)[HEAD_BYTES..HEAD_BYTES + size];
-        let output = &mut rounds.output[HEAD_BYTES..HEAD_BYTES + size];
+        let input = rounds.input.part(..).bytes().part(HEAD_BYTES..HEAD_BYTES + size);
+        let mut output = rounds.output.part_mut(HEAD_BYTES..HEAD_BYTES + size);
         let since = ticks_ordered();
-        invoker.submit_with(called, input, output, CallOptions::default())?.wait()?;
+        invoker.submit_with(called, &input, &mut output, CallOptions::default())?.wait()?;
         if round >= UNCOUNTED {
             samples.since(since);
         }

@@ -130,7 +130,7 @@ fn connect(access: &Access, allocation: &Allocation) -> Result<Invoker, Error> {
 fn held(holder: &Invoker, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     let (mut input, mut output) = (holder.buffer::<u32>(HEAD_WORDS)?, holder.buffer::<u32>(HEAD_WORDS)?);
     input.fill(0);
-    input[..PARAMETERS.len()].copy_from_slice(&PARAMETERS);
+    input.copy_from(0, &PARAMETERS);
     let holding = holder.submit("raw", &input, &mut output)?;
     let done = act();
     // Also after an error: dropping an invocation waits for its end.

@@ -7,7 +7,7 @@ use sublet_fabric::clock::ticks;
 use sublet_proto::Error;
 use sublet_runtime::{Buffer, Invoker};
 
-/// Bytes before the payload in both buffers. In the input's they contain parameters of the raw side in shared memory.
+/// Bytes before the payload in both buffers. In the input's they contain parameters of the raw side.
 pub(super) const HEAD_BYTES: usize = 4096;
 /// Rounds of a block before the counted ones, in which caches and branch predictors adapt.
 pub(super) const UNCOUNTED: u32 = 8;

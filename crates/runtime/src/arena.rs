@@ -1,4 +1,4 @@
-//! The client's registered memory, and the buffers that are allocated from it (rFaaS IV-B).
+//! The client's registered memory, from which its [buffers](buffer) are allocated (rFaaS IV-B).
 //!
 //! A buffer lies in a region that every worker of the invoker's lease has mapped: a function reads its input and writes
 //! its output in place, and the cost of a call does not depend on the size of either. Buffers are aligned to pages and
@@ -11,17 +11,20 @@
 //! from.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use bytemuck::Pod;
 use sublet_fabric::region::{create_file, page_align, punch_hole, take_pages};
 use sublet_fabric::window::{RegionAddress, Window};
 use sublet_proto::{Code, Error};
 
-use crate::frames::SharedAddress;
+mod buffer;
+mod registered;
+
+pub use buffer::{Buffer, BufferPart, BufferPartMut, InputMemory, OutputMemory};
+pub use registered::RegisteredMemory;
+
 use crate::wire::MAX_REGIONS;
 
 /// Size of the first region. Untouched pages of a region take no memory, but over a network each counts.
@@ -45,29 +48,6 @@ pub struct Arena {
 pub(crate) trait MapsRegions: Send + Sync {
     /// Makes the running workers map the regions that are in use. Those that start later do so then.
     fn publish_regions(&self) -> Result<(), Error>;
-}
-
-/// Registered memory of one or several invokers. The workers of all of them reach buffers in it without copying. An
-/// invoker makes its own if it is given none.
-#[derive(Clone)]
-pub struct RegisteredMemory(pub(crate) Arc<Arena>);
-
-impl RegisteredMemory {
-    /// A new one, which holds nothing.
-    pub fn new() -> Result<RegisteredMemory, Error> {
-        Arena::new().map(RegisteredMemory)
-    }
-
-    /// Allocates a buffer like [`Invoker::buffer`](crate::Invoker::buffer), without the need for an invoker.
-    pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        Buffer::new(&self.0, len, || self.0.publish_to_users())
-    }
-
-    /// Locates `len_bytes` bytes of this memory, as workers reach them. `None` if they lie outside of it.
-    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<SharedAddress> {
-        let RegionAddress { region: number, offset } = self.0.window.locate(pointer, len_bytes)?;
-        Some(SharedAddress { number, offset })
-    }
 }
 
 /// A region by its index + 1, as the wire numbers it.
@@ -311,107 +291,12 @@ impl ArenaRegion {
     }
 }
 
-/// `len` values of `T` in memory that workers reach without copying. Behaves as a slice.
-///
-/// The contents of a new buffer are unspecified values, zero if the memory was never used before.
-///
-/// The contract of the slice: while no call uses the buffer, only this process accesses the memory, as
-/// [`Invoker::submit`](crate::Invoker::submit) borrows input and output until the call has ended. No reference to the
-/// values exists while a function accesses them. A caller that passes the memory to calls by address uses
-/// [`Buffer::start`] and no slice for as long. A worker that writes elsewhere, or at another time than its function
-/// may, breaks the contract. It can then corrupt the values here, but not the types: `T` is plain data, every bit
-/// pattern of which is a value.
-pub struct Buffer<T: Pod> {
-    arena: Arc<Arena>,
-    block: ArenaBlock,
-    start: NonNull<T>,
-    len: usize,
-}
-
-// SAFETY: a buffer owns its block of the arena, as a Vec owns its heap block.
-unsafe impl<T: Pod + Send> Send for Buffer<T> {}
-// SAFETY: as above.
-unsafe impl<T: Pod + Sync> Sync for Buffer<T> {}
-
-impl<T: Pod> Buffer<T> {
-    pub(crate) fn new(
-        arena: &Arc<Arena>,
-        len: usize,
-        publish: impl FnMut() -> Result<(), Error>,
-    ) -> Result<Buffer<T>, Error> {
-        let too_large = || {
-            let message = format!(
-                "a buffer of {len} values of {} bytes: the largest has {} bytes",
-                size_of::<T>(),
-                u32::MAX
-            );
-            Error::new(Code::InvalidArgument, message)
-        };
-        let len_bytes = len
-            .checked_mul(size_of::<T>())
-            .and_then(|bytes| u32::try_from(bytes).ok())
-            .ok_or_else(too_large)?;
-        let block = arena.allocate(u64::from(len_bytes), publish)?;
-        let start = arena
-            .pointer(&block)
-            .ok_or_else(|| Error::new(Code::Internal, "a block outside of its arena"))?;
-        Ok(Buffer { arena: arena.clone(), block, start: start.cast(), len })
-    }
-}
-
-impl<T: Pod> Buffer<T> {
-    /// Address of the first value. Unlike a slice's, it may be used while workers access the memory.
-    pub fn start(&self) -> NonNull<T> {
-        self.start
-    }
-
-    /// Number of values. Unlike a slice's method, this makes no reference to any of them.
-    #[expect(clippy::len_without_is_empty, reason = "an empty buffer is like any other")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Buffer<u32> {
-    /// One value as an atomic, by which a client and a running function exchange progress or a request to stop. During
-    /// this time the value must not be accessed through the slice.
-    ///
-    /// # Panics
-    /// If the buffer has no such value.
-    pub fn atomic(&self, index: usize) -> &std::sync::atomic::AtomicU32 {
-        assert!(index < self.len, "value {index} of a buffer of {}", self.len);
-        // SAFETY: inside of the block, aligned, alive as long as `self`; the slice's borrowers leave it alone.
-        unsafe { std::sync::atomic::AtomicU32::from_ptr(self.start.as_ptr().add(index)) }
-    }
-}
-
-impl<T: Pod> Deref for Buffer<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        // SAFETY: the block is mapped for at least `len` values, aligned to a page, lives as long as the arena that
-        // `self` holds, and belongs to `self` alone; any bytes are values of a `Pod` type.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl<T: Pod> DerefMut for Buffer<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as for `deref`, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl<T: Pod> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        self.arena.free(self.block);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use bytemuck::Pod;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn buffer<T: Pod>(arena: &Arc<Arena>, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::new(arena, len, || Ok(()))
@@ -422,9 +307,11 @@ mod tests {
         let arena = Arena::new().unwrap();
         let mut values = buffer::<f64>(&arena, 1000).unwrap();
         values.fill(1.5);
-        assert_eq!(values.as_ptr() as usize % 4096, 0);
-        assert_eq!(arena.window.locate(values.as_ptr().cast(), 8000), Some(values.block.at));
-        assert_eq!(arena.window.locate(values[10..].as_ptr().cast(), 80).unwrap().offset, 80);
+        let start = values.start().cast::<u8>();
+        assert_eq!(start.addr().get() % 4096, 0);
+        assert_eq!(arena.window.locate(start.as_ptr(), 8000), Some(values.block.at));
+        let tenth = values.part(10..).shared_bytes().start();
+        assert_eq!(arena.window.locate(tenth.as_ptr(), 80).unwrap().offset, 80);
         let elsewhere = [0u8; 64];
         assert_eq!(arena.window.locate(elsewhere.as_ptr(), 64), None);
     }
@@ -518,7 +405,7 @@ mod tests {
                 } else {
                     live.push(buffer::<u8>(&arena, len).unwrap());
                 }
-                let mut spans: Vec<_> = live.iter().map(|b| (b.as_ptr() as usize, b.len())).collect();
+                let mut spans: Vec<_> = live.iter().map(|b| (b.start().addr().get(), b.len())).collect();
                 spans.sort_unstable();
                 prop_assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
             }

@@ -43,8 +43,8 @@ pub struct Completion {
 ///
 /// Dropping an invocation waits for the call's end, at the latest the lease's, since the worker still writes to the
 /// output. This is not possible for a forgotten one ([`std::mem::forget`]): values of a [`Buffer`](crate::Buffer) may
-/// then still change after the borrow has ended. Nothing worse happens, as they are plain data, and the memory stays
-/// mapped.
+/// then still change after the borrow has ended. Nothing worse happens, as values are only copied from it, and the
+/// memory stays mapped.
 #[must_use = "the result of a call is in its invocation: wait for it"]
 pub struct Invocation<'call> {
     lease: Arc<ClientLease>,
@@ -61,8 +61,8 @@ pub struct Invocation<'call> {
     _memory: PhantomData<&'call mut [u8]>,
 }
 
-// SAFETY: the pointers in `call` are those of the slices that `'call` borrows, which are Send and Sync themselves
-// because their elements are plain data; everything else is.
+// SAFETY: the pointers in `call` are those of the views of the memory that `'call` borrows, which are Send and Sync
+// themselves because they only copy plain data; everything else is.
 unsafe impl Send for Invocation<'_> {}
 // SAFETY: as above; through `&self` nothing is written.
 unsafe impl Sync for Invocation<'_> {}

@@ -15,7 +15,7 @@ mod held_leases;
 pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
-use crate::arena::{Buffer, RegisteredMemory};
+use crate::arena::{Buffer, InputMemory, OutputMemory, RegisteredMemory};
 use crate::deploy::{check_package, is_path, read_package};
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
@@ -71,7 +71,7 @@ impl CallOptions {
 /// input.copy_from_slice(b"world");
 /// let mut output = invoker.buffer::<u8>(64)?;
 /// let done = invoker.submit("greet", &input, &mut output)?.wait()?;
-/// println!("{}", String::from_utf8_lossy(&output[..done.output_bytes]));
+/// println!("{}", String::from_utf8_lossy(&output.part(..done.output_bytes).to_vec()));
 /// invoker.deallocate()?;
 /// # Ok(())
 /// # }
@@ -118,18 +118,18 @@ impl Invoker {
         self.held.iter().flat_map(HeldLeases::leases)
     }
 
-    /// Submits a call of a function of the leased package: `function` reads `input` and writes `output`. Memory from
-    /// [`Invoker::buffer`] is used in place; other input is copied into the worker's inbox, and other output out of
-    /// a buffer, once. Blocks only while the worker has a call in each of its slots.
+    /// Submits a call of a function of the leased package: `function` reads `input` and writes `output`. A [`Buffer`]
+    /// and [parts](Buffer::part) of it are used in place; other input is copied into the worker's inbox, and other
+    /// output out of a buffer, once. Blocks only while the worker has a call in each of its slots.
     ///
     /// # Errors
     /// `not_allocated`, `unknown_function`, `input_too_large`, `too_many_in_flight`, and whatever has ended all leases.
     #[inline(always)]
-    pub fn submit<'call, I: Pod, O: Pod>(
+    pub fn submit<'call, I: InputMemory + ?Sized, O: OutputMemory + ?Sized>(
         &self,
         function: &str,
-        input: &'call [I],
-        output: &'call mut [O],
+        input: &'call I,
+        output: &'call mut O,
     ) -> Result<Invocation<'call>, Error> {
         let function = self.function(function)?;
         self.submit_with(function, input, output, CallOptions::default())
@@ -137,24 +137,24 @@ impl Invoker {
 
     /// Submits a call like [`Invoker::submit`], with a function found before and with options.
     #[inline(always)]
-    pub fn submit_with<'call, I: Pod, O: Pod>(
+    pub fn submit_with<'call, I: InputMemory + ?Sized, O: OutputMemory + ?Sized>(
         &self,
         function: Function,
-        input: &'call [I],
-        output: &'call mut [O],
+        input: &'call I,
+        output: &'call mut O,
         options: CallOptions,
     ) -> Result<Invocation<'call>, Error> {
-        let (input, output): (&[u8], &mut [u8]) =
-            (bytemuck::cast_slice(input), bytemuck::cast_slice_mut(output));
+        let (input, output) = (input.shared_bytes(), output.shared_bytes_mut());
         let input_len = call_size("input", input.len())?;
         let output_capacity = call_size("output", output.len())?;
-        // SAFETY: both slices are borrowed for `'call`, which the invocation carries.
+        // SAFETY: the views' bytes can be accessed for `'call`, which the invocation carries, and no reference to them is
+        // used in this time that forbids it: that is the duty of whatever made the views.
         unsafe {
             self.submit_raw(
                 function,
-                input.as_ptr(),
+                input.start().as_ptr(),
                 input_len,
-                output.as_mut_ptr(),
+                output.start().as_ptr(),
                 output_capacity,
                 options,
             )
@@ -165,7 +165,8 @@ impl Invoker {
     ///
     /// # Safety
     /// `input` must be readable for `input_len` bytes and `output` writable for `output_capacity` bytes until the
-    /// invocation has ended or been dropped. No other code may write either of them before.
+    /// invocation has ended or been dropped. Until then no `&mut` to the input and no reference to the output is used.
+    /// Other code may access both through pointers; what it writes meanwhile may reach the function or be overwritten.
     #[inline(always)]
     pub unsafe fn submit_raw<'call>(
         &self,

@@ -31,7 +31,7 @@ pub mod wire;
 pub mod worker;
 
 pub use access::{Access, Address};
-pub use arena::{Buffer, RegisteredMemory};
+pub use arena::{Buffer, BufferPart, BufferPartMut, InputMemory, OutputMemory, RegisteredMemory};
 pub use environment::{EnvironmentPlan, Requirements};
 pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};

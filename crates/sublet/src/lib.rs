@@ -3,6 +3,8 @@
 //! An [`Invoker`] takes a lease, hands out [`Buffer`]s that the leased workers reach without copying, and submits
 //! calls; an [`Invocation`] is the future of one call's result. `sublet up` starts what it needs.
 //!
+//! Workers may write a buffer at any time, so a program copies values from it and into it.
+//!
 //! ```no_run
 //! # fn main() -> Result<(), sublet::Error> {
 //! use sublet::{Allocation, Invoker, Policy};
@@ -14,7 +16,7 @@
 //! options.fill(100.0);
 //! let call = invoker.submit("price", &options, &mut prices)?;
 //! let done = call.wait()?;
-//! println!("{} bytes in {:?}", done.output_bytes, done.executing);
+//! println!("{} bytes in {:?}, first {}", done.output_bytes, done.executing, prices.get(0));
 //! invoker.deallocate()?;
 //! # Ok(())
 //! # }
@@ -33,7 +35,8 @@ pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
 pub use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 pub use sublet_runtime::{
-    Access, Address, Allocation, Backing, Buffer, CallOptions, ColdStart, Completion, EnvironmentPlan,
-    FabricChoice, Function, Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading,
-    RegisteredMemory, Requirements, SwapPlan, SwapStatistics, SwappedMemory, Touching,
+    Access, Address, Allocation, Backing, Buffer, BufferPart, BufferPartMut, CallOptions, ColdStart,
+    Completion, EnvironmentPlan, FabricChoice, Function, InputMemory, Invocation, Invoker, Memory,
+    MemoryPlan, Notice, OutputMemory, Policy, RawReading, Reading, RegisteredMemory, Requirements, SwapPlan,
+    SwapStatistics, SwappedMemory, Touching,
 };

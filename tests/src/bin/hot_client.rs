@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpgid};
-use sublet::{Allocation, CallOptions, Error, Invoker, Policy};
+use sublet::{Allocation, Buffer, CallOptions, Error, Invoker, Policy};
 use sublet_tests::process::stay_on_lowest_core;
 
 /// No process has this number.
@@ -93,20 +93,23 @@ fn count(manager: &str, package: &str, calls: u32) -> Result<[u64; 2], Error> {
 }
 
 /// Makes calls by name and by handle, in place and copied into the inbox, one at a time and two at a time.
-fn call(invoker: &Invoker, input: &mut [u8], output: &mut [u8], calls: u32) -> Result<(), Error> {
+fn call(invoker: &Invoker, input: &mut Buffer<u8>, output: &mut Buffer<u8>, calls: u32) -> Result<(), Error> {
     let echo = invoker.function("echo")?;
-    let (first, second) = output.split_at_mut(32);
+    let (mut first, mut second) = output.part_mut(..).split_at(32);
     for number in 0..calls / 4 {
-        let bytes = number.to_le_bytes();
-        input[..4].copy_from_slice(&bytes);
-        invoker.submit("echo", &input[..32], first)?.wait()?;
-        assert_eq!(first[..4], bytes);
-        let in_place = invoker.submit_with(echo, &input[..32], first, CallOptions::default())?;
-        let copied = invoker.submit_with(echo, &bytes, second, CallOptions::default())?;
+        let (bytes, mut returned) = (number.to_le_bytes(), [0; 4]);
+        input.copy_from(0, &bytes);
+        let half = input.part(..32);
+        invoker.submit("echo", &half, &mut first)?.wait()?;
+        first.as_part().copy_to(0, &mut returned);
+        assert_eq!(returned, bytes);
+        let in_place = invoker.submit_with(echo, &half, &mut first, CallOptions::default())?;
+        let copied = invoker.submit_with(echo, &bytes, &mut second, CallOptions::default())?;
         in_place.wait()?;
         copied.wait()?;
-        assert_eq!(second[..4], bytes);
-        invoker.submit("echo", &input[..0], first)?.wait()?;
+        second.as_part().copy_to(0, &mut returned);
+        assert_eq!(returned, bytes);
+        invoker.submit("echo", &input.part(..0), &mut first)?.wait()?;
     }
     Ok(())
 }

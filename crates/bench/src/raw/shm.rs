@@ -24,9 +24,11 @@ pub(super) fn block(
     let total = UNCOUNTED + counted;
     let copy_bytes = if rounds.function == CalledFunction::Echo { rounds.size } else { 0 };
     let sleeps = rounds.mode == Mode::Warm;
-    rounds.input[..4].copy_from_slice(&[total, 0, copy_bytes, u32::from(sleeps)]);
-    (rounds.input[REQUEST], rounds.input[RESPONSE]) = (0, 0);
+    rounds.input.copy_from(0, &[total, 0, copy_bytes, u32::from(sleeps)]);
+    rounds.input.set(REQUEST, 0);
+    rounds.input.set(RESPONSE, 0);
     let Rounds { input, output, think_ticks, .. } = rounds;
+    let input = &*input;
     let responder = invoker.submit_with(invoker.function("raw")?, input, output, CallOptions::default())?;
     let (request, response) = (input.atomic(REQUEST), input.atomic(RESPONSE));
     for round in 1..=total {

@@ -1,9 +1,9 @@
 //! A TCP connection that transfers only the payload: the same bytes in both directions, without delay, and both ends
 //! spin or both block. Nothing is copied, and nothing encrypted.
 //!
-//! The bytes are in the same memory as those of calls, at both ends. The reason is not only economy: some processors
-//! copy many times more slowly if target and source have nearly the same offset in a page, as memory of the kernel and
-//! of `malloc` does.
+//! At both ends the bytes start at a page boundary, as those of calls do: the worker's are in the memory of calls, the
+//! client's in private memory. Some processors copy many times more slowly if target and source have nearly the same
+//! offset in a page, as memory of the kernel and of `malloc` does.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::{CallOptions, Invocation, Invoker};
 
 use crate::Samples;
-use crate::rounds::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
+use crate::rounds::{Mode, Rounds, UNCOUNTED, think};
 use crate::spinning::{receive, send};
 
 /// Longest time for the worker to connect.
@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Words of the input of `raw_tcp` in `functions/bench.c`.
 const PARAMETER_WORDS: usize = 14;
+const PAGE_BYTES: usize = 4096;
 
 /// The client's end; the other end is the function `raw_tcp` in the worker.
 pub(crate) struct RawTcp {
@@ -42,9 +43,32 @@ struct WorkerBlock {
 }
 
 /// The client's memory of a block: a request's bytes and a response's.
-struct BlockMemory<'rounds> {
-    request: &'rounds [u8],
-    response: &'rounds mut [u8],
+struct BlockMemory {
+    request: PageAlignedBytes,
+    response: PageAlignedBytes,
+}
+
+/// Private memory that starts at a page boundary, and whose pages are all in memory.
+struct PageAlignedBytes {
+    allocated: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl PageAlignedBytes {
+    fn new(len: usize) -> PageAlignedBytes {
+        let allocated = vec![7; len + PAGE_BYTES];
+        let start = allocated.as_ptr().align_offset(PAGE_BYTES);
+        PageAlignedBytes { allocated, start, len }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &self.allocated[self.start..self.start + self.len]
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.allocated[self.start..self.start + self.len]
+    }
 }
 
 impl RawTcp {
@@ -93,22 +117,20 @@ impl RawTcp {
         invoker: &Invoker,
         rounds: &mut Rounds,
         block: WorkerBlock,
-        act: impl FnOnce(&mut RawTcp, BlockMemory<'_>) -> Result<(), Error>,
+        act: impl FnOnce(&mut RawTcp, BlockMemory) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if self.stream.is_none() {
             self.connection += 1;
         }
         let Rounds { input, output, .. } = rounds;
-        input[..PARAMETER_WORDS].copy_from_slice(&parameters(block, self.connection, self.address));
+        input.copy_from(0, &parameters(block, self.connection, self.address));
         let raw = invoker.function("raw_tcp")?;
-        let (told, request) = input.split_at(HEAD_BYTES / size_of::<u32>());
-        let (said, response) = output.split_at_mut(HEAD_BYTES);
         let memory = BlockMemory {
-            request: &bytemuck::cast_slice(request)[..block.request_bytes as usize],
-            response: &mut response[..block.response_bytes as usize],
+            request: PageAlignedBytes::new(block.request_bytes as usize),
+            response: PageAlignedBytes::new(block.response_bytes as usize),
         };
-        let (told, said) = (&told[..PARAMETER_WORDS], &mut said[..1]);
-        let mut responder = invoker.submit_with(raw, told, said, CallOptions::default())?;
+        let (told, mut said) = (input.part(..PARAMETER_WORDS), output.part_mut(..1));
+        let mut responder = invoker.submit_with(raw, &told, &mut said, CallOptions::default())?;
         let acted = self.connect(&mut responder).and_then(|()| act(self, memory));
         if acted.is_err() {
             // The worker stops waiting when the connection closes.
@@ -141,7 +163,7 @@ impl RawTcp {
     fn round_trips(
         &mut self,
         block: WorkerBlock,
-        memory: BlockMemory<'_>,
+        mut memory: BlockMemory,
         think_ticks: u64,
         samples: &mut Samples,
     ) -> Result<(), Error> {
@@ -153,8 +175,8 @@ impl RawTcp {
         for round in 1..=block.rounds {
             think(think_ticks);
             let since = ticks_ordered();
-            send(stream, memory.request).map_err(failed)?;
-            receive(stream, memory.response).map_err(failed)?;
+            send(stream, memory.request.as_slice()).map_err(failed)?;
+            receive(stream, memory.response.as_mut_slice()).map_err(failed)?;
             if round > UNCOUNTED {
                 samples.since(since);
             }
@@ -203,6 +225,15 @@ fn system(doing: &str, error: &IoError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn private_memory_starts_at_a_page_boundary() {
+        for len in [0, 1, PAGE_BYTES, 3 * PAGE_BYTES + 1] {
+            let mut memory = PageAlignedBytes::new(len);
+            assert_eq!(memory.as_slice().as_ptr().addr() % PAGE_BYTES, 0);
+            assert_eq!((memory.as_slice().len(), memory.as_mut_slice().len()), (len, len));
+        }
+    }
 
     #[test]
     fn parameters_lie_where_the_function_reads_them() {

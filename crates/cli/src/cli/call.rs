@@ -224,7 +224,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         total_ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
     };
     invoker.deallocate()?;
-    write_output(&arguments.output, &result[..done.output_bytes])?;
+    write_output(&arguments.output, &result.part(..done.output_bytes).to_vec())?;
     if to_stdout {
         return Ok(());
     }

@@ -308,9 +308,9 @@ impl ComponentWorkers {
         let done: Vec<_> = calls.iter_mut().map(ended).collect();
         drop(calls);
         let take = |(output, done): (&Buffer<u8>, Result<usize, (Error, usize)>)| match done {
-            Ok(len) => Ok(output[..len].to_vec()),
+            Ok(len) => Ok(output.part(..len).to_vec()),
             Err((error, _)) if is_lost(error.code) => Err(ComponentFailure::Lost(error)),
-            Err((error, reported)) => Err(ComponentFailure::Failed(error, output[..reported].to_vec())),
+            Err((error, reported)) => Err(ComponentFailure::Failed(error, output.part(..reported).to_vec())),
         };
         outputs.iter().zip(done).map(take).collect::<Result<_, _>>().map(Arc::new)
     }
