@@ -15,6 +15,8 @@ use sublet_tests::process::{PATIENCE, thread_states, wait_until};
 
 const RESULTS: &str = "sublet-results";
 const INBOX: &str = "sublet-inbox";
+/// The client's buffers.
+const BUFFERS: &str = "sublet-buffers";
 /// Results that a worker may have written before: they name nothing.
 const ZEROS: u8 = 0;
 /// Results that no call had asked for.
@@ -211,6 +213,30 @@ fn a_dying_worker_that_clears_watches_leaves_no_call_waiting() {
         let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("the call does not end"));
         assert_fails(end, Code::WorkerDied, &["SIGKILL"]);
     });
+}
+
+#[test]
+fn copies_buffer_values_that_a_worker_overwrites() {
+    let platform = platform();
+    let client = platform.client("scribbling.c");
+    let mut values = client.buffer::<u32>(1000).unwrap();
+    values.fill(7);
+    let order = order(GARBAGE, How::Always, BUFFERS);
+    let mut output = [0u8; 64];
+    let deadline = within(Duration::from_secs(1));
+    let call = client.submit_with(scribble(&client), &order, &mut output, deadline).unwrap();
+    let overwritten = u32::from_ne_bytes([GARBAGE; 4]);
+    wait_until("the worker overwrites the buffer", || values.get(999) == overwritten);
+    // No call uses the buffer: the client may write it, and each byte is then its own or the worker's.
+    values.fill(7);
+    let is_from_either = |value: u32| {
+        value.to_ne_bytes().iter().zip(7u32.to_ne_bytes()).all(|(&byte, own)| byte == own || byte == GARBAGE)
+    };
+    assert!(values.iter().all(is_from_either) && values.to_vec().into_iter().all(is_from_either));
+    assert_fails_whole(call.wait(), Code::DeadlineExceeded);
+    values.fill(7);
+    assert!(values.iter().all(|value| value == 7), "the worker process has ended, and its function with it");
+    assert_echoes(&client);
 }
 
 #[test]
