@@ -151,7 +151,7 @@ async fn encrypt(stream: TcpStream, certificates: Option<Arc<Certificates>>) -> 
 }
 
 /// Listens on a TCP address.
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address).await.map_err(|error| {
         let code = if error.kind() == io::ErrorKind::AddrInUse {
             Code::AlreadyRunning
@@ -160,6 +160,22 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
         };
         Error::new(code, format!("cannot listen on {address}: {error}"))
     })
+}
+
+/// Listens on each of these TCP addresses.
+pub(crate) async fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, Error> {
+    let mut listeners = Vec::with_capacity(addresses.len());
+    for &address in addresses {
+        listeners.push(bind(address).await?);
+    }
+    Ok(listeners)
+}
+
+/// Returns the address of a listener, with the port that the system chose if none was given.
+pub(crate) fn address(listener: &TcpListener) -> Result<SocketAddr, Error> {
+    listener
+        .local_addr()
+        .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
 }
 
 impl AcceptedConnection {

@@ -1,4 +1,4 @@
-//! Reads a manager's parts of its store at the start: an epoch of its own, and the secret of tickets.
+//! Prepares a manager's store at the start: an epoch of its own, the secret of tickets, and the format of records.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use sublet_proto::{Code, Error};
 
 use crate::chance;
 use crate::key_file::{self, Key, KeyFile};
-use crate::store::{Store, keys};
+use crate::packages;
+use crate::store::{Store, keys, version};
 
 /// Starts of a manager that may race for an epoch on one store.
 const EPOCH_ATTEMPTS: u32 = 16;
@@ -111,6 +112,12 @@ pub(crate) fn replace_signing(store: &mut dyn Store, state: &Path) -> Result<(),
         return Err(Error::new(Code::InvalidArgument, message));
     }
     share(store, chance::secret()?).map(drop)
+}
+
+/// Brings the records of an earlier version to the format of this one. Returns the number of migrated packages.
+pub(crate) fn migrate(store: &mut dyn Store) -> Result<usize, Error> {
+    version::mark(store)?;
+    packages::migrate(store)
 }
 
 fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Error> {
