@@ -47,7 +47,7 @@ use sublet_fabric::packet::PacketListener;
 use sublet_image::ImageStore;
 use sublet_proto::isolation::Isolation;
 use sublet_proto::package::PackageKind;
-use sublet_proto::v1::NodeDescription;
+use sublet_proto::v1::{NodeDescription, NodeNetwork};
 use sublet_proto::{Code, Error, pool, pu, version};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
@@ -60,7 +60,7 @@ use crate::execution::folders::LentFolders;
 use crate::execution::image_pythons::ImagePythons;
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
-use crate::execution::kernels::KernelPackages;
+use crate::execution::kernels::{DeviceQuery, KernelPackages};
 use crate::execution::logs::Logs;
 use crate::execution::packages::NodePackages;
 use crate::execution::programs::{Programs, find_program};
@@ -73,7 +73,7 @@ use crate::leases::{NodeLeases, journal, report};
 use crate::listener::ClientAccess;
 use crate::listener::acceptor;
 use crate::listener::network::ListenerState;
-use crate::machine::capacity;
+use crate::machine::capacity::{self, Cores};
 use crate::machine::neighbours::Neighbours;
 use crate::machine::resources::{FreeResources, ResourcePool};
 use crate::machine::state::{AgentStateFolder, system, utf8};
@@ -181,7 +181,7 @@ impl Agent {
     pub fn start(options: AgentOptions) -> Result<Agent, Error> {
         let calibration = Calibration::start();
         let state = AgentStateFolder::open(&options.state)?;
-        let (node, port) = node(&options, &state, calibration)?;
+        let (node, port) = open_node(&options, &state, calibration)?;
         let node = Arc::new(node);
         let listener = listen(&options)?;
         let journal = AgentJournal::at(&state.path);
@@ -249,8 +249,8 @@ fn join<T>(thread: Option<JoinHandle<T>>) -> Option<T> {
     thread?.join().inspect_err(|_| tracing::error!("a thread of the agent has failed")).ok()
 }
 
-/// The node, and the port at which it listens.
-fn node(
+/// Opens the node, and the port at which it listens.
+fn open_node(
     options: &AgentOptions,
     state: &AgentStateFolder,
     calibration: Calibration,
@@ -258,72 +258,21 @@ fn node(
     let cores = capacity::cores(options.cores, options.shared)?;
     let shared_places = options.shared.map_or(0, |shared| shared.places);
     let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
-    let socket = std::path::absolute(&options.socket)
-        .map_err(|error| system("using the path", &options.socket, &error))?;
     let open =
         |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
     let (listener_state, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
-    let isolations = Isolations::find(&options.isolation, options.container_runtime.as_deref())?;
-    check_weak(options, &isolations)?;
-    let sandboxes = Arc::new(maker(options, (&worker, &spawner), state, isolations.walls())?);
-    let devices = if isolations.is_weak() { Some(&[][..]) } else { options.devices.as_deref() };
-    let kernels = KernelPackages::new(&worker, devices, sandboxes.clone());
-    let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let managers = Arc::new(Managers::new(options.access.clone()));
-    let store = ImageStore::open(state.path.join("images"))?;
-    let cache = Arc::new(NodeCache::open(&state.path, store.clone(), options.cache_bytes)?);
-    let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
-    let packages =
-        Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
-    let image_pythons =
-        Arc::new(ImagePythons::new(&spawner, sandboxes.clone(), images.clone(), isolations.clone()));
-    let folders = LentFolders::open(&options.folders, &state.path)?;
+    let (execution, looking) = open_execution(options, (worker, &spawner), state, (&cores, &managers))?;
+    let network = listener_state.as_ref().map(|listener_state| listener_state.described.clone());
     let description = NodeDescription {
-        name: options.name.clone(),
-        agent: format!("unix:{}", utf8(&socket)?),
-        architecture: std::env::consts::ARCH.to_owned(),
-        cores: cores.exclusive.len() as u32,
-        memory_bytes,
-        shared_cores: cores.shared.len() as u32,
-        shared_places,
-        host: own_host()?,
-        network: listener_state.as_ref().map(|listener_state| listener_state.described.clone()),
-        devices: kernels.offered(),
-        runtimes: [sandboxes.runtimes.offered(), image_pythons.offered()].concat(),
-        pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
-        rack: options.rack.clone(),
-        pu: options.pu.clone(),
-        neighbours: options.neighbours.clone(),
-        model: capacity::processor_model(),
-        device_units: looking.found(),
-        folders: folders.described(),
-        temporary_bytes: options.temporary_bytes.unwrap_or_default(),
-        messages: version::MESSAGES,
-        isolations: isolations.names(),
         no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
+        device_units: looking.found(),
+        ..describe(options, (&cores, memory_bytes), network, &execution)?
     };
     let instance = new_instance()?;
-    let units = units(&description);
-    let encrypts = listener_state.as_ref().map(|listener_state| listener_state.described.encrypted);
-    let of = (&*options.name, pu::kind(&options.pu), &*instance);
-    let shim = Shim::start(of, &units, SHIM_THREADS, (managers.clone(), encrypts.unwrap_or(false)))?;
-    let neighbours = Neighbours::new(options.neighbours.clone())?;
-    let own = (options.name.clone(), pu::id(&options.name, pu::PROCESSOR));
-    let execution = ExecutionMeans {
-        programs: Programs::beside(worker),
-        sandboxes,
-        isolations,
-        lends_network: options.lend_network,
-        folders,
-        packages,
-        kernels: Arc::new(kernels),
-        images,
-        image_pythons,
-        cache,
-        logs: Arc::new(Logs::open(&state.path)?),
-    };
+    let links = Arc::new(start_links(options, &description, &instance, &managers)?);
     let leases = NodeLeases {
         ledger: Arc::new(LeaseLedger::new(&options.name)),
         managers,
@@ -338,10 +287,97 @@ fn node(
         execution,
         leases,
         clients: ClientAccess::new(options.clients, options.connections, listener_state),
-        links: Arc::new(ShimLinks::new(shim, neighbours, own, encrypts)),
+        links,
         description,
     };
     Ok((node, port))
+}
+
+/// Opens the means of execution, and begins to query the devices of the node.
+fn open_execution(
+    options: &AgentOptions,
+    (worker, spawner): (PathBuf, &Path),
+    state: &AgentStateFolder,
+    (cores, managers): (&Cores, &Arc<Managers>),
+) -> Result<(ExecutionMeans, DeviceQuery), Error> {
+    let isolations = Isolations::find(&options.isolation, options.container_runtime.as_deref())?;
+    check_weak(options, &isolations)?;
+    let sandboxes = Arc::new(maker(options, (&worker, spawner), state, isolations.walls())?);
+    let devices = if isolations.is_weak() { Some(&[][..]) } else { options.devices.as_deref() };
+    let kernels = KernelPackages::new(&worker, devices, sandboxes.clone());
+    let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
+    let store = ImageStore::open(state.path.join("images"))?;
+    let cache = Arc::new(NodeCache::open(&state.path, store.clone(), options.cache_bytes)?);
+    let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
+    let packages =
+        Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
+    let image_pythons =
+        Arc::new(ImagePythons::new(spawner, sandboxes.clone(), images.clone(), isolations.clone()));
+    let execution = ExecutionMeans {
+        programs: Programs::beside(worker),
+        sandboxes,
+        isolations,
+        lends_network: options.lend_network,
+        folders: LentFolders::open(&options.folders, &state.path)?,
+        packages,
+        kernels: Arc::new(kernels),
+        images,
+        image_pythons,
+        cache,
+        logs: Arc::new(Logs::open(&state.path)?),
+    };
+    Ok((execution, looking))
+}
+
+/// Describes the node for its managers, without its devices and its shares of cores.
+fn describe(
+    options: &AgentOptions,
+    (cores, memory_bytes): (&Cores, u64),
+    network: Option<NodeNetwork>,
+    execution: &ExecutionMeans,
+) -> Result<NodeDescription, Error> {
+    let socket = std::path::absolute(&options.socket)
+        .map_err(|error| system("using the path", &options.socket, &error))?;
+    Ok(NodeDescription {
+        name: options.name.clone(),
+        agent: format!("unix:{}", utf8(&socket)?),
+        architecture: std::env::consts::ARCH.to_owned(),
+        cores: cores.exclusive.len() as u32,
+        memory_bytes,
+        shared_cores: cores.shared.len() as u32,
+        shared_places: options.shared.map_or(0, |shared| shared.places),
+        host: own_host()?,
+        network,
+        devices: execution.kernels.offered(),
+        runtimes: [execution.sandboxes.runtimes.offered(), execution.image_pythons.offered()].concat(),
+        pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
+        rack: options.rack.clone(),
+        pu: options.pu.clone(),
+        neighbours: options.neighbours.clone(),
+        model: capacity::processor_model(),
+        device_units: Vec::new(),
+        folders: execution.folders.described(),
+        temporary_bytes: options.temporary_bytes.unwrap_or_default(),
+        messages: version::MESSAGES,
+        isolations: execution.isolations.names(),
+        no_core_shares: false,
+    })
+}
+
+/// Starts the shim of the node, and prepares its links to neighbours.
+fn start_links(
+    options: &AgentOptions,
+    description: &NodeDescription,
+    instance: &str,
+    managers: &Arc<Managers>,
+) -> Result<ShimLinks, Error> {
+    let encrypts = description.network.as_ref().map(|network| network.encrypted);
+    let of = (&*options.name, pu::kind(&options.pu), instance);
+    let children = (managers.clone(), encrypts.unwrap_or(false));
+    let shim = Shim::start(of, &units(description), SHIM_THREADS, children)?;
+    let neighbours = Neighbours::new(options.neighbours.clone())?;
+    let own = (options.name.clone(), pu::id(&options.name, pu::PROCESSOR));
+    Ok(ShimLinks::new(shim, neighbours, own, encrypts))
 }
 
 /// Where sandboxes are made, once it is known that they can be.
