@@ -174,75 +174,131 @@ impl<'a> Cursor<'a> {
 
 /// Comments and messages of a source, and what is left: its code, each string and comment replaced by a space.
 fn split(source: &str, syntax: &Syntax) -> (Vec<Text>, Vec<(usize, String)>) {
-    let mut cursor = Cursor { rest: source, line: 1 };
-    let mut texts = Vec::new();
-    let mut comment: Vec<(usize, String)> = Vec::new();
-    let mut is_doc = false;
-    let mut code: Vec<(usize, String)> = vec![(1, String::new())];
-    let mut word_before = false;
-    while let Some(next) = cursor.rest.chars().next() {
-        let line = cursor.line;
-        if cursor.rest.starts_with(syntax.line_comment) {
-            let whole = cursor.take_through("\n").trim();
-            let content = content(whole.trim_start_matches(['/', '!', '#']));
-            let doc = ["///", "//!"].iter().any(|mark| whole.starts_with(mark));
-            let is_trailing = code.last().is_some_and(|(_, code)| !code.trim().is_empty());
-            if is_trailing || comment.last().is_some_and(|(last, _)| *last + 1 < line || doc != is_doc) {
-                texts.extend(paragraphs(&comment, comment_kind(is_doc)));
-                comment.clear();
-            }
-            if is_trailing {
-                texts.extend(paragraphs(&[(line, content)], Kind::Prose));
-            } else {
-                is_doc = doc;
-                comment.push((line, content));
-            }
-            if let Some((_, code)) = code.last_mut() {
-                code.push(' ');
-            }
-            code.push((cursor.line, String::new()));
-        } else if syntax.has_block_comments && cursor.rest.starts_with("/*") {
-            let whole = cursor.take_through("*/").trim_start_matches("/*").trim_end_matches("*/");
-            let strip = |line_of: &str| content(line_of.trim().trim_start_matches(['*', '!']));
-            let lines: Vec<_> =
-                whole.lines().enumerate().map(|(at, line_of)| (line + at, strip(line_of))).collect();
-            let is_trailing = code.last().is_some_and(|(_, code)| !code.trim().is_empty());
-            texts.extend(paragraphs(&lines, comment_kind(!is_trailing)));
-        } else if let Some(hashes) = raw_string(cursor.rest, word_before, syntax) {
-            cursor.take(hashes + 2);
-            let end = format!("\"{}", "#".repeat(hashes));
-            let contents = cursor.take_through(&end).trim_end_matches(end.as_str());
-            texts.extend(message(line, contents));
-            word_before = false;
-        } else if let Some(quote) = syntax.quotes.iter().find(|quote| cursor.rest.starts_with(**quote)) {
-            cursor.take(quote.len());
-            let contents = cursor.take_string(quote);
-            if quote.len() == 3 {
-                let lines: Vec<_> = contents
-                    .lines()
-                    .enumerate()
-                    .map(|(at, line_of)| (line + at, line_of.trim().to_owned()))
-                    .collect();
-                texts.extend(paragraphs(&lines, Kind::Doc));
-            } else {
-                texts.extend(message(line, contents));
-            }
-            word_before = false;
+    let mut splitter = Splitter {
+        syntax,
+        cursor: Cursor { rest: source, line: 1 },
+        texts: Vec::new(),
+        comment: Vec::new(),
+        is_doc: false,
+        code: vec![(1, String::new())],
+        word_before: false,
+    };
+    while let Some(next) = splitter.cursor.rest.chars().next() {
+        splitter.take_next(next);
+    }
+    splitter.end_comment();
+    (splitter.texts, splitter.code)
+}
+
+/// The state of a split: the position in the source, and the results so far.
+struct Splitter<'a> {
+    syntax: &'a Syntax,
+    cursor: Cursor<'a>,
+    texts: Vec<Text>,
+    /// Lines of the line comment that has not ended.
+    comment: Vec<(usize, String)>,
+    /// Whether that comment is documentation.
+    is_doc: bool,
+    code: Vec<(usize, String)>,
+    /// Whether the last character of the code belongs to a word.
+    word_before: bool,
+}
+
+impl Splitter<'_> {
+    /// Takes the comment, string or character that starts with `next`.
+    fn take_next(&mut self, next: char) {
+        let rest = self.cursor.rest;
+        if rest.starts_with(self.syntax.line_comment) {
+            self.take_line_comment();
+        } else if self.syntax.has_block_comments && rest.starts_with("/*") {
+            self.take_block_comment();
+        } else if let Some(hashes) = raw_string(rest, self.word_before, self.syntax) {
+            self.take_raw_string(hashes);
+        } else if let Some(quote) = self.syntax.quotes.iter().find(|quote| rest.starts_with(**quote)) {
+            self.take_string(quote);
         } else {
-            let bytes = if syntax.has_char_literals { char_literal(cursor.rest) } else { 0 };
-            let taken = cursor.take(bytes.max(next.len_utf8()));
-            word_before = next.is_alphanumeric() || next == '_';
-            if taken == "\n" {
-                code.push((cursor.line, String::new()));
-            } else if bytes == 0
-                && let Some((_, code)) = code.last_mut()
-            {
-                code.push(next);
-            }
+            self.take_code(next);
         }
     }
-    texts.extend(paragraphs(&comment, comment_kind(is_doc)));
-    (texts, code)
+
+    /// Ends the line comment, and adds its paragraphs to the texts.
+    fn end_comment(&mut self) {
+        self.texts.extend(paragraphs(&self.comment, comment_kind(self.is_doc)));
+        self.comment.clear();
+    }
+
+    /// Whether code stands before the position on the same line.
+    fn is_trailing(&self) -> bool {
+        self.code.last().is_some_and(|(_, code)| !code.trim().is_empty())
+    }
+
+    fn take_line_comment(&mut self) {
+        let line = self.cursor.line;
+        let whole = self.cursor.take_through("\n").trim();
+        let content = content(whole.trim_start_matches(['/', '!', '#']));
+        let doc = ["///", "//!"].iter().any(|mark| whole.starts_with(mark));
+        let is_trailing = self.is_trailing();
+        if is_trailing || self.comment.last().is_some_and(|(last, _)| *last + 1 < line || doc != self.is_doc)
+        {
+            self.end_comment();
+        }
+        if is_trailing {
+            self.texts.extend(paragraphs(&[(line, content)], Kind::Prose));
+        } else {
+            self.is_doc = doc;
+            self.comment.push((line, content));
+        }
+        if let Some((_, code)) = self.code.last_mut() {
+            code.push(' ');
+        }
+        self.code.push((self.cursor.line, String::new()));
+    }
+
+    fn take_block_comment(&mut self) {
+        let line = self.cursor.line;
+        let whole = self.cursor.take_through("*/").trim_start_matches("/*").trim_end_matches("*/");
+        let strip = |line_of: &str| content(line_of.trim().trim_start_matches(['*', '!']));
+        let lines: Vec<_> =
+            whole.lines().enumerate().map(|(at, line_of)| (line + at, strip(line_of))).collect();
+        let kind = comment_kind(!self.is_trailing());
+        self.texts.extend(paragraphs(&lines, kind));
+    }
+
+    fn take_raw_string(&mut self, hashes: usize) {
+        let line = self.cursor.line;
+        self.cursor.take(hashes + 2);
+        let end = format!("\"{}", "#".repeat(hashes));
+        let contents = self.cursor.take_through(&end).trim_end_matches(end.as_str());
+        self.texts.extend(message(line, contents));
+        self.word_before = false;
+    }
+
+    fn take_string(&mut self, quote: &str) {
+        let line = self.cursor.line;
+        self.cursor.take(quote.len());
+        let contents = self.cursor.take_string(quote);
+        if quote.len() == 3 {
+            let trimmed = |(at, line_of): (usize, &str)| (line + at, line_of.trim().to_owned());
+            let lines: Vec<_> = contents.lines().enumerate().map(trimmed).collect();
+            self.texts.extend(paragraphs(&lines, Kind::Doc));
+        } else {
+            self.texts.extend(message(line, contents));
+        }
+        self.word_before = false;
+    }
+
+    fn take_code(&mut self, next: char) {
+        let bytes = if self.syntax.has_char_literals { char_literal(self.cursor.rest) } else { 0 };
+        let taken = self.cursor.take(bytes.max(next.len_utf8()));
+        self.word_before = next.is_alphanumeric() || next == '_';
+        if taken == "\n" {
+            self.code.push((self.cursor.line, String::new()));
+        } else if bytes == 0
+            && let Some((_, code)) = self.code.last_mut()
+        {
+            code.push(next);
+        }
+    }
 }
 
 /// The text of a comment's line without its mark; empty for code, which is indented by four spaces.
