@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
 use rustix::process::Signal;
@@ -188,6 +188,25 @@ fn may_mount() -> bool {
     tried.is_ok_and(|output| output.status.success())
 }
 
+/// Runs [`FULL_DISK`] in namespaces of its own, on a state folder and a package that is larger than the disk.
+fn run_full_disk(state: &Path, large: &Path) -> Output {
+    let namespaces =
+        ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    Command::new("unshare")
+        .args(namespaces)
+        .args(["sh", "-c", FULL_DISK])
+        .env("SUBLET", sublet().get_program())
+        .env("SUBLET_WORKER", programs().join("sublet-worker"))
+        .env("SUBLET_STATE", state)
+        .env("SMALL", library("calls.c"))
+        .env("OTHER", library("faults.c"))
+        .env("LARGE", large)
+        .env_remove("SUBLET_MANAGER")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
 #[test]
 fn a_full_disk_is_reported_and_everything_else_goes_on() {
     if !may_mount() {
@@ -203,33 +222,7 @@ fn a_full_disk_is_reported_and_everything_else_goes_on() {
     fs::copy(library("calls.c"), large.join("libcalls.so")).unwrap();
     fs::write(large.join("sublet.toml"), "name = 'large'\nlibrary = 'libcalls.so'\n").unwrap();
     fs::write(large.join("data"), vec![1; 24 << 20]).unwrap();
-    let mut script = sublet();
-    let worker = programs().join("sublet-worker");
-    let program = script.get_program().to_owned();
-    script = Command::new("unshare");
-    let output = script
-        .args([
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--mount-proc",
-            "--kill-child",
-            "sh",
-            "-c",
-            FULL_DISK,
-        ])
-        .env("SUBLET", program)
-        .env("SUBLET_WORKER", worker)
-        .env("SUBLET_STATE", &state)
-        .env("SMALL", library("calls.c"))
-        .env("OTHER", library("faults.c"))
-        .env("LARGE", &large)
-        .env_remove("SUBLET_MANAGER")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = run_full_disk(&state, &large);
     let said = String::from_utf8(output.stdout).unwrap();
     if output.status.code() == Some(77) {
         skip(

@@ -284,12 +284,31 @@ fn control_messages() -> Vec<Vec<u8>> {
 
 /// Each arm of each packet's `oneof`, the setup of a worker, and a device.
 fn node_messages() -> Vec<Vec<u8>> {
-    use agent_to_client::Body as FromAgent;
+    let setup = v1::WorkerSetup {
+        lease: lease().id,
+        cores: vec![0, 1],
+        options: Some(options()),
+        ..Default::default()
+    };
+    let look = v1::DeviceLook { body: Some(v1::device_look::Body::Device(device())) };
+    let mut seeds = vec![tagged(2, &setup.encode_to_vec()), tagged(8, &look.encode_to_vec())];
+    seeds.push(tagged(9, &v1::EnterShim { version: 1 }.encode_to_vec()));
+    seeds.extend(shim_messages());
+    let to_agent = to_agent().map(|body| v1::ClientToAgent { body: Some(body) }.encode_to_vec());
+    seeds.extend(to_agent.map(|message| tagged(0, &message)));
+    let from_agent = from_agent().map(|body| v1::AgentToClient { body: Some(body) }.encode_to_vec());
+    seeds.extend(from_agent.map(|message| tagged(1, &message)));
+    let to_worker = to_worker().map(|body| v1::ClientToWorker { body: Some(body) }.encode_to_vec());
+    seeds.extend(to_worker.map(|message| tagged(3, &message)));
+    let from_worker = from_worker().map(|body| v1::WorkerToClient { body: Some(body) }.encode_to_vec());
+    seeds.extend(from_worker.map(|message| tagged(4, &message)));
+    seeds
+}
+
+/// Each message from a client to an agent.
+fn to_agent() -> [client_to_agent::Body; 6] {
     use client_to_agent::Body as ToAgent;
-    use client_to_worker::Body as ToWorker;
-    use worker_to_client::Body as FromWorker;
-    let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
-    let to_agent = [
+    [
         ToAgent::Attach(v1::Attach {
             ticket: vec![1; 80],
             program: Some(program()),
@@ -300,8 +319,13 @@ fn node_messages() -> Vec<Vec<u8>> {
         ToAgent::Release(v1::Release {}),
         ToAgent::ToWorker(vec![1; 20]),
         ToAgent::Alive(v1::Alive {}),
-    ];
-    let from_agent = [
+    ]
+}
+
+/// Each message from an agent to a client.
+fn from_agent() -> [agent_to_client::Body; 7] {
+    use agent_to_client::Body as FromAgent;
+    [
         FromAgent::Attached(v1::Attached {
             inbox_bytes: 1 << 20,
             ticks_per_ns: 2.5,
@@ -329,8 +353,13 @@ fn node_messages() -> Vec<Vec<u8>> {
         FromAgent::Failure(failure()),
         FromAgent::FromWorker(vec![1; 20]),
         FromAgent::Alive(v1::Alive {}),
-    ];
-    let to_worker = [
+    ]
+}
+
+/// Each message from a client to a worker.
+fn to_worker() -> [client_to_worker::Body; 3] {
+    use client_to_worker::Body as ToWorker;
+    [
         ToWorker::Connect(v1::Connect {
             results_bytes: 4096,
             start_positions: vec![0, 1 << 40],
@@ -340,27 +369,21 @@ fn node_messages() -> Vec<Vec<u8>> {
         }),
         ToWorker::MapRegion(v1::MapRegion { region: 2, len_bytes: 1 << 20, ..v1::MapRegion::default() }),
         ToWorker::Link(v1::Link { worker: 1 }),
-    ];
-    let from_worker = [
+    ]
+}
+
+/// Each message from a worker to a client.
+fn from_worker() -> [worker_to_client::Body; 3] {
+    use worker_to_client::Body as FromWorker;
+    [
         FromWorker::Ready(v1::Ready { entered_ns: 1, loaded_ns: 2, ready_ns: 3, ..v1::Ready::default() }),
         FromWorker::RegionMapped(v1::RegionMapped { region: 2, ..v1::RegionMapped::default() }),
         FromWorker::Failure(failure()),
-    ];
-    let setup = v1::WorkerSetup {
-        lease: lease().id,
-        cores: vec![0, 1],
-        options: Some(options()),
-        ..Default::default()
-    };
-    let look = v1::DeviceLook { body: Some(v1::device_look::Body::Device(device())) };
-    let mut seeds = vec![tagged(2, &setup.encode_to_vec()), tagged(8, &look.encode_to_vec())];
-    seeds.push(tagged(9, &v1::EnterShim { version: 1 }.encode_to_vec()));
-    seeds.extend(shim_messages());
-    seeds.extend(to_agent.map(|body| tagged(0, &v1::ClientToAgent { body: Some(body) }.encode_to_vec())));
-    seeds.extend(from_agent.map(|body| tagged(1, &v1::AgentToClient { body: Some(body) }.encode_to_vec())));
-    seeds.extend(to_worker.map(|body| tagged(3, &v1::ClientToWorker { body: Some(body) }.encode_to_vec())));
-    seeds.extend(from_worker.map(|body| tagged(4, &v1::WorkerToClient { body: Some(body) }.encode_to_vec())));
-    seeds
+    ]
+}
+
+fn failure() -> v1::Failure {
+    v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() }
 }
 
 fn program() -> v1::Program {

@@ -85,12 +85,23 @@ fn written_graph_parses_to_the_same_graph() {
     assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
 }
 
-/// Each case has the position of the problem, and a part of its message.
+/// A change of the document, the position of the problem, and a part of its message.
+type ProblemCase = (&'static str, Value, &'static str, &'static str);
+
+#[track_caller]
+fn assert_reports<const N: usize>(cases: [ProblemCase; N]) {
+    for (at, value, place, said) in cases {
+        let problems = parse(&changed(at, value.clone())).expect_err(at);
+        let is_told = |problem: &Problem| problem.at == place && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{at} = {value}: {problems:?}");
+    }
+}
+
 #[test]
-fn reports_each_problem_of_a_graph_with_its_position() {
+fn reports_each_problem_of_components_with_its_position() {
     let small = json!({ "name": "m", "type": "memory", "initial_bytes": 8192, "limit_bytes": 4096 });
     let fine = json!({ "name": "m", "type": "memory", "increment_bytes": 4096, "limit_bytes": 1u64 << 40 });
-    for (at, value, place, said) in [
+    assert_reports([
         ("/version", json!(2), "version", "only version 1"),
         ("/version", json!("1"), "version", "invalid type"),
         ("/name", Value::Null, "", "missing field `name`"),
@@ -108,14 +119,6 @@ fn reports_each_problem_of_a_graph_with_its_position() {
         ("/components/1/parallelism", json!(0), "components[1].parallelism", "1 to 1024"),
         ("/components/1/parallelism", json!(1025), "components[1].parallelism", "1 to 1024"),
         ("/components/1/parallelism", json!(-1), "components[1].parallelism", "invalid value"),
-        ("/components/1/resources/pu", json!("a/b"), "components[1].resources.pu", "no name"),
-        (
-            "/components/1/resources/memory_bytes",
-            json!(u64::MAX),
-            "components[1].resources.memory_bytes",
-            "within",
-        ),
-        ("/components/1/resources/threads", json!(2), "components[1].resources.threads", "unknown field"),
         (
             "/components/1/initial_bytes",
             json!(4096),
@@ -129,6 +132,13 @@ fn reports_each_problem_of_a_graph_with_its_position() {
         ("/components/3/limit_bytes", json!(1e30), "components[3].limit_bytes", "invalid type"),
         ("/components/4", small, "components[4].limit_bytes", "less than the initial size"),
         ("/components/4", fine, "components[4].increment_bytes", "65536 segments"),
+        ("/components/0", json!(["load", "memory"]), "components[0]", "expected an object"),
+    ]);
+}
+
+#[test]
+fn reports_each_problem_of_edges_with_its_position() {
+    assert_reports([
         ("/edges/0/to", json!("absent"), "edges[0].to", "there is no component \"absent\""),
         ("/edges/0/from", json!("absent"), "edges[0].from", "there is no component \"absent\""),
         ("/edges/0/to", json!("samples"), "edges[0].to", "\"samples\" is of type memory"),
@@ -150,12 +160,25 @@ fn reports_each_problem_of_a_graph_with_its_position() {
         ),
         ("/edges/0", Value::Null, "components[1]", "\"train\" is never executed"),
         ("/edges/5", Value::Null, "components[4]", "\"weights\" is never accessed"),
+        ("/edges/0", json!(["trigger", "load", "train", null]), "edges[0]", "expected an object"),
+    ]);
+}
+
+#[test]
+fn reports_each_problem_of_resources_and_limits_with_its_position() {
+    assert_reports([
+        ("/components/1/resources/pu", json!("a/b"), "components[1].resources.pu", "no name"),
+        (
+            "/components/1/resources/memory_bytes",
+            json!(u64::MAX),
+            "components[1].resources.memory_bytes",
+            "within",
+        ),
+        ("/components/1/resources/threads", json!(2), "components[1].resources.threads", "unknown field"),
         ("/limits/cores", json!(0), "limits.cores", "without a core"),
         ("/limits/memory_bytes", json!(1), "limits.memory_bytes", "within"),
         ("/limits/nodes", json!(1), "limits.nodes", "unknown field"),
         ("/limits", json!([8, 1u64 << 32]), "limits", "expected an object"),
-        ("/edges/0", json!(["trigger", "load", "train", null]), "edges[0]", "expected an object"),
-        ("/components/0", json!(["load", "memory"]), "components[0]", "expected an object"),
         (
             "/components/1/resources/swap_bytes",
             json!(1 << 20),
@@ -194,11 +217,7 @@ fn reports_each_problem_of_a_graph_with_its_position() {
             "type memory has no such",
         ),
         ("/components/1/resources", json!(["cpu", 4096]), "components[1].resources", "expected an object"),
-    ] {
-        let problems = parse(&changed(at, value.clone())).expect_err(at);
-        let is_told = |problem: &Problem| problem.at == place && problem.message.contains(said);
-        assert!(problems.iter().any(is_told), "{at} = {value}: {problems:?}");
-    }
+    ]);
 }
 
 /// Builds a graph of four components, of which one triggers others by these edges, as ends and condition.
