@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sublet::{Access, Allocation, Code, Error, Invoker, Usage};
+use sublet_fabric::sync::lock;
 
 use crate::cluster::connect;
 use crate::functions::package;
@@ -124,14 +125,14 @@ impl CrowdState {
     }
 
     fn hold(&self, node: &str) -> u32 {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.held);
         let count = held.entry(node.to_owned()).or_default();
         *count += 1;
         *count
     }
 
     fn let_go(&self, node: &str) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.held);
         *held.entry(node.to_owned()).or_default() -= 1;
     }
 }

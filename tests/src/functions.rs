@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use sublet_fabric::sync::lock;
 use tempfile::TempDir;
 
 use crate::{platform, root};
@@ -21,7 +22,7 @@ static COMPILED: Mutex<Option<HashMap<&'static str, PathBuf>>> = Mutex::new(None
 /// # Panics
 /// If it cannot be compiled.
 pub fn library(source: &'static str) -> PathBuf {
-    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut compiled = lock(&COMPILED);
     let compiled = compiled.get_or_insert_default();
     compiled.entry(source).or_insert_with(|| compile(source)).clone()
 }

@@ -5,12 +5,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
+use sublet_fabric::sync::lock;
 use sublet_means::{Means, skip};
 use sublet_proto::v1::Usage;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
@@ -125,7 +126,7 @@ fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: Option<&Path>)
 
 #[test]
 fn spinning_processes_leave_a_neighbour_its_share_of_a_core() {
-    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&BUSY);
     if !has_wall("cpu") {
         skip(Means::Controller("cpu"), "without a cpu controller leases have no shares of a shared core");
         return;
@@ -158,7 +159,7 @@ fn spinning_processes_leave_a_neighbour_its_share_of_a_core() {
 
 #[test]
 fn falsified_counters_do_not_lower_the_bill() {
-    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&BUSY);
     let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
     let file = count_file(platform.worker());
@@ -176,7 +177,7 @@ fn falsified_counters_do_not_lower_the_bill() {
 
 #[test]
 fn processes_that_go_on_between_calls_are_billed() {
-    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&BUSY);
     let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
     let file = count_file(platform.worker());
@@ -195,7 +196,7 @@ fn processes_that_go_on_between_calls_are_billed() {
 
 #[test]
 fn usage_of_a_dead_worker_stays_on_the_bill() {
-    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&BUSY);
     if !has_wall("cpuacct") {
         skip(Means::Controller("cpuacct"), "the kernel does not count the processor time of sandboxes");
         return;

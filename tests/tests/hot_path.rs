@@ -9,11 +9,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
+use sublet_fabric::sync::lock;
 use sublet_means::{Means, skip};
 use sublet_tests::functions::{library, package};
 use sublet_tests::global::{GlobalProcess, WRITE};
@@ -34,7 +35,7 @@ const SECOND_HALF: &str = "<... ";
 
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TURN)
 }
 
 /// Program that a sandbox executes in place of the worker program: it starts that program, from the package, with a

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
+use sublet_fabric::sync::lock;
+
 use crate::DeviceError;
 use crate::keep_alive::{EntryCost, KeepAlive};
 use crate::spec::Digest;
@@ -144,7 +146,7 @@ impl ProgramStore {
 
     fn lock(&self) -> MutexGuard<'_, KeepAlive<Digest>> {
         // The policy is consistent after each of its methods, even if a thread panicked in between.
-        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.kept)
     }
 }
 

@@ -55,7 +55,7 @@ use crate::FabricError;
 use crate::bell::Bell;
 use crate::exposed::{ExposedMemory, RemoteRegion};
 use crate::line::Turn;
-use crate::sync::AtomicU32;
+use crate::sync::{AtomicU32, lock};
 use crate::waiters::Waiters;
 use crate::window::{LineAddress, RegionAddress};
 use live::Live;
@@ -175,7 +175,7 @@ impl OfiEndpoint {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic here would be a defect of this module; the connection is in its state before the step that panicked.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 }
 

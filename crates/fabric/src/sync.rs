@@ -1,5 +1,7 @@
 //! Atomics and the futex, through one facade, so that loom can run the rings under every interleaving.
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
@@ -13,7 +15,19 @@ pub use loom::sync::{Mutex, MutexGuard};
 /// Locks a mutex, even after a panic of its holder: data behind these locks is consistent between any two statements.
 #[inline]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for reading, as [`lock`] does.
+#[inline]
+pub fn read_lock<T>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    rw_lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for writing, as [`lock`] does.
+#[inline]
+pub fn write_lock<T>(rw_lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    rw_lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sleeping on a word and waking its sleepers. The word may lie in memory shared between processes.

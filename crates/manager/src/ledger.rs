@@ -15,10 +15,11 @@
 //! acknowledged meanwhile.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prost::Message;
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::{Lease, LeaseState};
 use sublet_proto::{Code, Error};
 use tokio::sync::{Notify, watch};
@@ -107,7 +108,7 @@ impl RecordWriter {
     }
 
     fn count(&mut self, entries: &[(&LedgerEntry, Option<VersionedRecord>)], minute: u64) {
-        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = lock(&self.peers);
         for (entry, before) in entries {
             let mut record =
                 before.as_ref().map_or_else(|| LeaseRecord::new(minute), |before| before.record.clone());
@@ -194,7 +195,7 @@ impl Ledger {
 
     /// This lease is to be written, as of this revision or a later one.
     pub(crate) fn mark(&self, lease: LeaseId, revision: u64) {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = lock(&self.due);
         due.revisions.insert(lease, revision);
         due.marks += 1;
         drop(due);
@@ -206,7 +207,7 @@ impl Ledger {
     /// # Errors
     /// Why the store did not take it.
     pub(crate) async fn settle(&self, patience: Duration) -> Result<(), Error> {
-        let marks = self.due.lock().unwrap_or_else(PoisonError::into_inner).marks;
+        let marks = lock(&self.due).marks;
         let mut done = self.done.subscribe();
         let reached = tokio::time::timeout(patience, done.wait_for(|done| done.marks >= marks)).await;
         match reached {
@@ -256,12 +257,12 @@ impl Ledger {
     }
 
     fn take(&self) -> (Vec<(LeaseId, u64)>, u64) {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = lock(&self.due);
         (std::mem::take(&mut due.revisions).into_iter().collect(), due.marks)
     }
 
     fn put_back(&self, lease: LeaseId, revision: u64) {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = lock(&self.due);
         due.revisions.entry(lease).or_insert(revision);
         drop(due);
         self.wake.notify_one();

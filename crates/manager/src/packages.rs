@@ -11,10 +11,11 @@ mod references;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use sublet_fabric::sync::{read_lock, write_lock};
 use sublet_proto::package::{self, CheckedPackage, PUBLIC};
 use sublet_proto::v1::{
     DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageList, PackageRight, PinnedPackage,
@@ -111,7 +112,7 @@ impl StorePackages {
         if !package::is_digest(digest) {
             return None;
         }
-        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner);
+        let remembered = read_lock(&self.remembered);
         let named = remembered.get(digest)?.0.as_ref()?;
         Some(Arc::clone(&named.info))
     }
@@ -182,7 +183,7 @@ impl StorePackages {
             return Ok(None);
         }
         let key = format!("{owner}/{name}");
-        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let remembered = read_lock(&self.remembered).get(&key).cloned();
         let look_up =
             || look_up_and_remember(self.database.clone(), Arc::clone(&self.remembered), owner, name);
         match remembered {
@@ -203,7 +204,7 @@ impl StorePackages {
     }
 
     fn forget(&self, owner: &str, name: &str) {
-        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = write_lock(&self.remembered);
         remembered.remove(&format!("{owner}/{name}"));
     }
 
@@ -449,7 +450,7 @@ fn look_up_and_remember(
 }
 
 fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Option<Arc<NamedPackage>>) {
-    let mut remembered = remembered.write().unwrap_or_else(PoisonError::into_inner);
+    let mut remembered = write_lock(remembered);
     if remembered.len() >= MAX_REMEMBERED {
         remembered.clear();
     }

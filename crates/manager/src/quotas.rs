@@ -5,9 +5,10 @@
 //! tenant is measured again, at most once a second, and once a minute in any case.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::{Quota, StoreUse};
 use sublet_proto::{Code, Error};
 
@@ -197,7 +198,7 @@ impl Quotas {
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, QuotaTable> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

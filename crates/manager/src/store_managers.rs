@@ -1,9 +1,10 @@
 //! This manager among the others of its store: the living managers, what tenants use through them, and, for a global
 //! manager, the nodes that the others have.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use sublet_fabric::sync::{lock, read_lock, write_lock};
 use sublet_proto::Error;
 use sublet_proto::v1::{Holding, ManagerInfo, NodeGeneration, PeerRecord, TenantUse};
 
@@ -60,7 +61,7 @@ impl StoreManagers {
 
     /// Every manager that is alive, this one first.
     pub(crate) fn managers(&self) -> Vec<ManagerInfo> {
-        self.managers.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read_lock(&self.managers).clone()
     }
 
     /// The number of this start of a manager.
@@ -70,13 +71,13 @@ impl StoreManagers {
 
     /// Returns the addresses of the managers that have nodes.
     pub(crate) fn racks(&self) -> Vec<String> {
-        let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
+        let managers = read_lock(&self.managers);
         managers.iter().filter(|manager| !manager.global).map(|manager| manager.address.clone()).collect()
     }
 
     /// Returns the time until the next exchange with the others.
     pub(crate) fn period(&self) -> Duration {
-        let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
+        let managers = read_lock(&self.managers);
         let somebody_waits = managers.iter().any(|manager| manager.global && manager.waiting > 0);
         if somebody_waits { PERIOD_IN_HASTE } else { PERIOD }
     }
@@ -86,13 +87,13 @@ impl StoreManagers {
     pub(crate) async fn exchange(&self, shell: &Shell) -> Result<(), Error> {
         let now_ms = shell.clock.now_ms();
         let (mut standing, tenants) = shell.look(|core| (self.standing(core, now_ms), names(core)))?;
-        let missing = std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+        let missing = std::mem::take(&mut *lock(&self.missing));
         for missing in missing.chunks(LOOKED_UP) {
             standing.found.extend(shell.look(|core| core.found(missing))?);
         }
         let (peers, is_global) = (Arc::clone(&self.peers), standing.global);
         let exchanged = self.database.with(move |store| {
-            let mut peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut peers = lock(&peers);
             peers.exchange(store, now_ms, standing)?;
             let table = peers.table();
             let all = tenants.into_iter().chain(table.tenants().map(str::to_owned));
@@ -105,9 +106,9 @@ impl StoreManagers {
             Ok(PeerReports { elsewhere, managers: table.managers().collect(), missing, found, racks })
         });
         let PeerReports { elsewhere, mut managers, missing, found, racks } = exchanged.await?;
-        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+        *lock(&self.missing) = missing;
         managers.sort_by_key(|manager| (manager.epoch != self.epoch, manager.epoch));
-        *self.managers.write().unwrap_or_else(PoisonError::into_inner) = managers;
+        *write_lock(&self.managers) = managers;
         for (tenant, has) in elsewhere {
             let key = shell.tenant_key(&tenant)?;
             shell.tell([CoreEvent::Elsewhere(key, has)])?;
@@ -150,9 +151,7 @@ impl StoreManagers {
     /// Tells the others that this manager is gone.
     pub(crate) async fn leave(&self) -> Result<(), Error> {
         let peers = Arc::clone(&self.peers);
-        self.database
-            .with(move |store| peers.lock().unwrap_or_else(PoisonError::into_inner).leave(store))
-            .await
+        self.database.with(move |store| lock(&peers).leave(store)).await
     }
 }
 

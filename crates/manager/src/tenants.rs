@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::PoisonError;
 
 use prost::Message;
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::{Quota, Tenant};
 use sublet_proto::{Error, decode};
 
@@ -48,7 +48,7 @@ impl StoreTenants {
 
     /// Returns all quotas, if any manager has changed one since the last time. Call it each second.
     pub(crate) async fn refresh(&self) -> Result<Option<HashMap<String, Quota>>, Error> {
-        let last = *self.revision.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *lock(&self.revision);
         let read = self.database.with(move |store| {
             // The revision is read first: a change while the tenants are read is read again the next time.
             let revision = store.get(REVISION)?.map_or(0, |found| found.version);
@@ -60,7 +60,7 @@ impl StoreTenants {
             Ok(Some((revision, tenants.collect())))
         });
         let Some((revision, quotas)) = read.await? else { return Ok(None) };
-        *self.revision.lock().unwrap_or_else(PoisonError::into_inner) = Some(revision);
+        *lock(&self.revision) = Some(revision);
         Ok(Some(quotas))
     }
 

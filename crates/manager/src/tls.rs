@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
@@ -14,6 +14,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
+use sublet_fabric::sync::{read_lock, write_lock};
 use sublet_proto::{Code, Error, decode};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -104,13 +105,13 @@ impl Certificates {
     }
 
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read_lock(&self.current))
     }
 
     /// Makes or reads them anew. The previous ones stay if that fails.
     pub(crate) fn renew(&self) -> Result<(), Error> {
         let renewed = self.source.configuration()?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        *write_lock(&self.current) = renewed;
         Ok(())
     }
 }

@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use prost::Message;
 use sha2::{Digest, Sha256};
+use sublet_fabric::sync::{read_lock, write_lock};
 use sublet_proto::v1::{CreateTokenRequest, Role, Token};
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::Semaphore;
@@ -169,7 +170,7 @@ impl Tokens {
     /// # Errors
     /// `unauthenticated` if the token is not valid.
     pub(crate) fn verify(&self, shown: &ShownToken, now_ms: u64) -> Result<TokenVerdict, Error> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = read_lock(&self.known);
         match known.records.get(&shown.id) {
             Some(record) => record.check(shown, now_ms).map(|()| TokenVerdict::Verified(Arc::clone(record))),
             None => Ok(TokenVerdict::Unknown),
@@ -194,7 +195,7 @@ impl Tokens {
         let record = self.database.with(move |store| read(store, id)).await?.ok_or_else(not_valid)?;
         record.check(shown, now_ms)?;
         let record = Arc::new(record);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = write_lock(&self.known);
         if known.records.len() < MAX_TOKENS {
             known.records.insert(id, Arc::clone(&record));
         }
@@ -203,7 +204,7 @@ impl Tokens {
 
     /// Tells whether leases that were taken with this token continue.
     pub(crate) fn is_valid(&self, id: TokenId, now_ms: u64) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = read_lock(&self.known);
         known.records.get(&id).is_some_and(|record| record.is_valid(now_ms))
     }
 
@@ -213,12 +214,12 @@ impl Tokens {
     /// Errors of the store: the tokens in memory then stay as they are.
     pub(crate) async fn refresh(&self, now_ms: u64) -> Result<(), Error> {
         self.lookups_left.store(MAX_LOOKUPS_PER_SECOND, Ordering::Relaxed);
-        let last = self.known.read().unwrap_or_else(PoisonError::into_inner).revision;
+        let last = read_lock(&self.known).revision;
         let read = self.database.with(move |store| {
             if revision(store)? == last { Ok(None) } else { ValidTokens::read(store, now_ms).map(Some) }
         });
         if let Some(known) = read.await? {
-            *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+            *write_lock(&self.known) = known;
         }
         Ok(())
     }
@@ -230,7 +231,7 @@ impl Tokens {
         now_ms: u64,
     ) -> Result<(Token, String), Error> {
         check(&asked)?;
-        let count = self.known.read().unwrap_or_else(PoisonError::into_inner).records.len();
+        let count = read_lock(&self.known).records.len();
         if count >= MAX_TOKENS {
             let message = format!("there are {count} access tokens already: revoke some");
             return Err(Error::new(Code::QuotaExceeded, message));
@@ -296,7 +297,7 @@ impl Tokens {
                 store.commit(&batch)
             })
             .await?;
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = write_lock(&self.known);
         known.records.insert(id, Arc::new(record));
         Ok(())
     }

@@ -4,9 +4,10 @@
 //! The time that an upload waits for its turn does not count as the client's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::PackageChunk;
 use sublet_proto::{Code, Error, package};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -67,7 +68,7 @@ impl Uploads {
     }
 
     fn turn_of(&self, tenant: &Arc<str>) -> Arc<Semaphore> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = lock(&self.tenants);
         if let Some(turn) = tenants.get(tenant).and_then(Weak::upgrade) {
             return turn;
         }

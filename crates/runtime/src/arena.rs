@@ -13,9 +13,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use sublet_fabric::region::{create_file, page_align, punch_hole, take_pages};
+use sublet_fabric::sync::lock;
 use sublet_fabric::window::{RegionAddress, Window};
 use sublet_proto::{Code, Error};
 
@@ -78,14 +79,14 @@ impl Arena {
 
     /// Registers a lease: from now on its workers get every region before anything in it is used.
     pub(crate) fn join(&self, user: Weak<dyn MapsRegions>) {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = lock(&self.users);
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
 
     /// Makes all workers map the regions by which the arena has grown.
     pub(crate) fn publish_to_users(&self) -> Result<(), Error> {
-        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let users = lock(&self.users);
         let users: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
         users.iter().try_for_each(|user| user.publish_regions())
     }
@@ -238,7 +239,7 @@ impl Arena {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ArenaRegion>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 }
 

@@ -6,9 +6,10 @@
 //! does not answer.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::manager_client::ManagerClient as Stub;
 use sublet_proto::v1::{self, PackageChunk};
 use sublet_proto::{Code, Error};
@@ -485,7 +486,7 @@ impl<F: FnMut(u64)> Iterator for PackageChunks<F> {
         let rest = &self.encoded[self.sent..];
         let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
         self.sent += data.len();
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)(self.sent as u64);
+        lock(&self.progress)(self.sent as u64);
         (!data.is_empty()).then_some(PackageChunk { data })
     }
 }

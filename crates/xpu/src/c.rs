@@ -11,9 +11,10 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use sublet_fabric::sync::lock;
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
@@ -376,7 +377,7 @@ fn report(error: &Error) -> u32 {
 
 fn end(fd: u32) -> Result<MutexGuard<'static, Option<AnyEnd>>, Error> {
     let end = ENDS.get(fd as usize).ok_or_else(|| not_open(fd))?;
-    Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
+    Ok(lock(end))
 }
 
 /// Copies an answer to the caller's buffer, and reports its length, also if it exceeds the capacity.

@@ -36,6 +36,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 
 use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
 /// Variable that gives a spawned program the descriptor's number of its socket.
@@ -46,7 +47,7 @@ static PROCESS: OnceLock<Result<Process, Error>> = OnceLock::new();
 
 /// Sets the socket by which this process enters when it first uses the interface.
 pub fn provide(socket: PacketSocket) {
-    *SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(socket);
+    *lock(&SOCKET) = Some(socket);
 }
 
 /// This process, which enters now if it has not.
@@ -70,7 +71,7 @@ pub fn pass_on() -> Result<Option<i32>, Error> {
 }
 
 fn take() -> Option<PacketSocket> {
-    SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    lock(&SOCKET).take()
 }
 
 /// The socket with which this program was executed, once.

@@ -13,6 +13,7 @@ use super::message::{PutDestination, Tail};
 use super::operations::OperationGroup;
 use crate::FabricError;
 use crate::shared::{SharedBytes, SharedBytesMut};
+use crate::sync::lock;
 use crate::window::RegionAddress;
 use writing::WriteEffect;
 
@@ -113,6 +114,6 @@ impl OfiEndpoint {
     }
 
     fn bounce(&self) -> MutexGuard<'_, ()> {
-        self.bounce.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.bounce)
     }
 }

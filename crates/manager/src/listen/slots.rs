@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sublet_admission::{Admission, AdmissionLimits, ClassBudget, ConnectionId, Party, RefusalLog};
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
@@ -112,7 +113,7 @@ impl ConnectionSlots {
     }
 
     fn admission(&self) -> MutexGuard<'_, Admission<oneshot::Sender<()>>> {
-        self.admission.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.admission)
     }
 
     fn now_ms(&self) -> u64 {
@@ -151,7 +152,7 @@ impl ConnectionSlots {
 
     /// Logs a refusal: the first of its kind at once, and summaries of further ones.
     pub(crate) fn note(&self, kind: &str, latest: &dyn std::fmt::Display) {
-        let count = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).note(self.now_ms(), kind);
+        let count = lock(&self.refusals).note(self.now_ms(), kind);
         if let Some(count) = count {
             tracing::warn!(count, latest = %latest, "{kind}");
         }
@@ -166,7 +167,7 @@ impl ConnectionSlots {
             for (party, why, _closed) in &expired {
                 tracing::debug!(%party, %why, "a connection is closed");
             }
-            let due = self.refusals.lock().unwrap_or_else(PoisonError::into_inner).due(now_ms);
+            let due = lock(&self.refusals).due(now_ms);
             for (kind, count) in due {
                 tracing::warn!(count, "{kind}");
             }
@@ -208,7 +209,7 @@ impl ConnectionSlot {
 
     /// Sets the action for a node when the connection has ended, in place of an earlier one.
     pub(crate) fn at_end(&self, node: NodeKey, act: impl FnOnce() + Send + 'static) {
-        self.at_end.lock().unwrap_or_else(PoisonError::into_inner).insert(node, Box::new(act));
+        lock(&self.at_end).insert(node, Box::new(act));
     }
 
     /// A request begins.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
 /// Files whose changes are to reach the disk before they are acknowledged. One of the threads that wait at the same
@@ -36,7 +37,7 @@ impl SyncGroup {
     /// # Errors
     /// `system`, with the file: the writes may not outlive the machine.
     pub fn sync(&self) -> Result<(), Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.asked += 1;
         let own = state.asked;
         loop {
@@ -51,7 +52,7 @@ impl SyncGroup {
             state.is_syncing = true;
             drop(state);
             let written = self.files.iter().try_for_each(|file| write_through(file));
-            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state = lock(&self.state);
             state.is_syncing = false;
             state.syncs += 1;
             if written.is_ok() {
@@ -64,7 +65,7 @@ impl SyncGroup {
 
     /// Returns the number of times that the files were written through so far.
     pub fn syncs(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).syncs
+        lock(&self.state).syncs
     }
 }
 

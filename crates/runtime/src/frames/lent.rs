@@ -4,8 +4,10 @@
 //! message belongs to the worker, and is not used for other calls. Memory of a worker process that has ended is free.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use sublet_fabric::sync::lock;
 
 /// Most tokens, and most processes, that are remembered of what workers have said: of a worker that invents more of them, the memory
 /// that it was lent is not used again until the lease ends.
@@ -111,7 +113,7 @@ impl<Memory> LentMessages<Memory> {
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut LentTable<Memory>) -> R) -> R {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.table);
         let changed = change(&mut table);
         self.has_any.store(!table.messages.is_empty() || !table.freed.is_empty(), Ordering::Relaxed);
         changed

@@ -3,9 +3,11 @@
 //! The lease's thread keeps them, as it sleeps anyway. Each uncollected call sets at most one at a time, which bounds
 //! how many there are.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
+
+use sublet_fabric::sync::lock;
 
 /// The wakers to call, with their times.
 pub(super) struct Alarms {
@@ -51,7 +53,7 @@ impl Alarms {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<(Instant, Waker)>>> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.set)
     }
 }
 

@@ -3,11 +3,11 @@
 //! A submission claims a record, and the thread that collects the result releases it. The lowest free one is claimed,
 //! so that calls that follow each other use the same line, which both ends have in their caches.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::task::Waker;
 
 use sublet_fabric::line::Turn;
-use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU64, Ordering, lock};
 
 use crate::wire::RECORDS;
 
@@ -97,7 +97,7 @@ impl Records {
             self.free[usize::from(record) / 64].load(Ordering::Relaxed) & 1 << (record % 64) == 0,
             "record {record} is watched, and not in use"
         );
-        let mut slot = self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.wakers[usize::from(record)]);
         match &mut *slot {
             Some(known) => known.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -126,7 +126,7 @@ impl Records {
             return None;
         }
         watched.fetch_and(!(1 << (record % 64)), Ordering::AcqRel);
-        self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.wakers[usize::from(record)]).take()
     }
 
     /// The turn of the record's latest use.

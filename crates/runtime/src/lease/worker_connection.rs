@@ -9,11 +9,11 @@
 //! connection next.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use sublet_fabric::exposed::RemoteRegion;
 use sublet_fabric::line::Turn;
-use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use sublet_fabric::tcp::ByteStream;
 use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{Endpoint, FabricError, SharedBytes, ofi};
@@ -200,7 +200,7 @@ impl WorkerConnection {
     }
 
     fn unsent(&self) -> MutexGuard<'_, Vec<RingRequest<'static>>> {
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.unsent)
     }
 }
 

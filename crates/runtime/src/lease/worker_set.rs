@@ -3,7 +3,9 @@
 //! Their workers are numbered through, in the order in which the leases were taken. A lease keeps its numbers when it
 //! is over. Nothing here is on the path of a call that is executed where it was sent first.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use sublet_fabric::sync::lock;
 
 use super::ClientLease;
 
@@ -45,7 +47,7 @@ impl WorkerSet {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<ClientLease>>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.members)
     }
 }
 

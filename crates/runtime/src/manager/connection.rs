@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::ManagerInfo;
 use sublet_proto::v1::manager_client::ManagerClient as Stub;
 use sublet_proto::{Code, Error};
@@ -277,7 +278,7 @@ impl ManagerConnection {
     }
 
     fn lock(&self) -> MutexGuard<'_, ManagerChannels> {
-        self.managers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.managers)
     }
 }
 

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers};
-use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, read_lock, write_lock};
 use sublet_proto::graph::{self, MemoryRights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
@@ -141,7 +141,7 @@ impl MemoryComponent {
 
     /// Makes the component, near the node that accesses it first.
     fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
-        let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = write_lock(&self.stage);
         let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
         let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
         let (weak, tell) = (Arc::downgrade(self), tell.clone());
@@ -167,7 +167,7 @@ impl MemoryComponent {
         if let Some(error) = lock(&self.lost).clone() {
             return Err(error);
         }
-        match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
+        match &*read_lock(&self.stage) {
             ComponentStage::Unmade { .. } => Ok(()),
             ComponentStage::Made(memory) => memory.check(),
             ComponentStage::Over => Err(self.over()),
@@ -176,7 +176,7 @@ impl MemoryComponent {
 
     /// The nodes of its segments.
     pub(super) fn nodes(&self) -> Vec<String> {
-        match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
+        match &*read_lock(&self.stage) {
             ComponentStage::Made(memory) => memory.segments().into_iter().map(|lease| lease.node).collect(),
             ComponentStage::Unmade { .. } | ComponentStage::Over => Vec::new(),
         }
@@ -186,7 +186,7 @@ impl MemoryComponent {
     pub(super) fn end(&self) -> MemoryComponentUsage {
         let used = self.used();
         self.set_over();
-        let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = write_lock(&self.stage);
         if let ComponentStage::Made(memory) = std::mem::replace(&mut *stage, ComponentStage::Over) {
             // One that had ended has nothing to give back.
             let _ = memory.release();
@@ -290,10 +290,7 @@ impl MemoryComponent {
         self.sample();
         let before = self.len_bytes();
         self.word(LEN_AT).store(len_bytes, Ordering::Release);
-        if lets_go
-            && let ComponentStage::Made(memory) =
-                &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
-        {
+        if lets_go && let ComponentStage::Made(memory) = &mut *write_lock(&self.stage) {
             memory.give_back_behind(len_bytes)?;
         }
         self.made(|memory| {
@@ -328,7 +325,7 @@ impl MemoryComponent {
     }
 
     fn made<T>(&self, what: impl FnOnce(&Memory) -> Result<T, Error>) -> Result<T, Error> {
-        match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
+        match &*read_lock(&self.stage) {
             ComponentStage::Made(memory) => what(memory),
             ComponentStage::Unmade { .. } | ComponentStage::Over => Err(self.over()),
         }

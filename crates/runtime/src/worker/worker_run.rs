@@ -2,9 +2,10 @@
 //! of other components.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
+use sublet_fabric::sync::{read_lock, write_lock};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
@@ -31,7 +32,7 @@ pub struct WorkerRun {
 
 /// The run, if there is one.
 pub fn current() -> Option<Arc<WorkerRun>> {
-    RUN.read().unwrap_or_else(PoisonError::into_inner).clone()
+    read_lock(&RUN).clone()
 }
 
 /// Accepts a client's run, in place of the previous one, for `workers` workers. The cache of remote memory uses a part
@@ -52,7 +53,7 @@ pub(super) fn take(
     let (first_instance, instances) = (message.first_instance, message.instances);
     let run = WorkerRun { first_instance, instances, channels };
     let swaps = run.swap_space().is_ok();
-    *RUN.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(run));
+    *write_lock(&RUN) = Some(Arc::new(run));
     Ok(swaps)
 }
 

@@ -1,9 +1,10 @@
 //! Implements executors and chains of the C interface, by their numbers.
 
 use std::ffi::{c_char, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
 use super::{bytes, check_place, deadline, give, guarded, put, text};
@@ -26,7 +27,7 @@ impl<T> StartedTable<T> {
 
     fn at(&self, number: u32) -> Result<MutexGuard<'_, Option<T>>, Error> {
         let found = self.all.get(number as usize).ok_or_else(|| self.not_started(number))?;
-        Ok(found.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(lock(found))
     }
 
     /// # Safety

@@ -6,11 +6,12 @@ mod files;
 mod pending_file;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use sublet_runtime::run::{Application, RunOptions};
 use tokio::sync::Semaphore;
@@ -230,7 +231,7 @@ impl Runner {
     }
 
     fn note(&self, done: Result<(), Error>) {
-        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = lock(&self.tally);
         tally.ended += 1;
         if let Err(error) = done {
             tally.failed += 1;
@@ -240,7 +241,7 @@ impl Runner {
 
     /// Returns the last error, if a run failed.
     fn verdict(&self) -> Result<(), Error> {
-        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = lock(&self.tally);
         let (failed, ended) = (tally.failed, tally.ended);
         match tally.last.take() {
             None => Ok(()),
