@@ -6,21 +6,19 @@
 //! its client goes away it is withdrawn.
 
 mod ends;
+mod grants;
 mod neighbours;
 mod nodes;
 mod processes;
 mod reporters;
+mod requests;
 pub(crate) mod secrets;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sublet_proto::network::Fabric;
-use sublet_proto::package::is_interpreter;
 use sublet_proto::ticket::{Signing, Verifying};
-use sublet_proto::v1::{
-    self, LeaseGrant, LeaseGrants, NodeGeneration, NodeNetwork, PackageInfo, Quota, TenantUse, Ticket,
-};
+use sublet_proto::v1::{self, NodeGeneration, PackageInfo, Quota, TenantUse, Ticket};
 use sublet_proto::{Code, Error};
 use tokio::sync::{oneshot, watch};
 
@@ -28,8 +26,7 @@ use crate::auth::CallerIdentity;
 use crate::chance::NameGenerator;
 use crate::clock::Clock;
 use crate::core::{
-    ClientRequest, Core, CoreAction, CoreEvent, Lease, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach,
-    Refusals, Renewal, RequestId, TenantKey, TokenStatus,
+    Core, CoreAction, CoreEvent, Lease, LeaseId, Level, NodeKey, Reach, Renewal, RequestId, TenantKey,
 };
 use crate::database::Database;
 use crate::ledger::{Ledger, LedgerEntry, RecordWriter};
@@ -38,6 +35,7 @@ use crate::names::UNVERIFIED;
 use crate::tenants::UNVERIFIED_QUOTA;
 use crate::tokens::TokenId;
 use neighbours::Secrets;
+pub(crate) use requests::PreparedRequest;
 
 /// Most leases with an invalid token that are remembered for agents that ask.
 const MAX_REJECTED: usize = 1024;
@@ -84,12 +82,6 @@ pub(crate) enum RequestOutcome {
     Handed(Arc<str>),
 }
 
-/// State of a submitted request.
-enum Submission {
-    Answered(Answer),
-    Waits(RequestKey, oneshot::Receiver<Answer>),
-}
-
 /// A client that waits for an answer, and the token that it showed.
 struct WaitingClient {
     reply: oneshot::Sender<Answer>,
@@ -129,23 +121,6 @@ pub(crate) struct GrantedLease {
     ticket: Ticket,
     reach: Arc<Reach>,
     package: Arc<PackageInfo>,
-}
-
-/// A client's request, after everything that needs no core.
-pub(crate) struct PreparedRequest {
-    /// Name that the client gave the request, if any.
-    pub(crate) request: Option<RequestId>,
-    pub(crate) tenant: Arc<str>,
-    pub(crate) token: Option<TokenId>,
-    pub(crate) standing: TokenStatus,
-    pub(crate) pu: String,
-    pub(crate) package: Arc<PackageInfo>,
-    pub(crate) terms: LeaseTerms,
-    pub(crate) locality: Locality,
-    /// Secrets, folders and temporary space, without variables.
-    pub(crate) needs: Arc<v1::Needs>,
-    pub(crate) wait_ms: u64,
-    pub(crate) refusals: Refusals,
 }
 
 impl Shell {
@@ -253,79 +228,6 @@ impl Shell {
         }
         state.out = out;
         answer
-    }
-
-    /// Asks the core for leases, and waits as long as it lets the request wait.
-    pub(crate) async fn request(&self, wanted: PreparedRequest) -> Result<RequestOutcome, Error> {
-        let (key, answer) = match self.submit(wanted)? {
-            Submission::Answered(answer) => return answer,
-            Submission::Waits(key, answer) => (key, answer),
-        };
-        let withdrawal = Withdrawal { shell: self, key };
-        let answered = answer.await;
-        std::mem::forget(withdrawal);
-        answered.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the manager stops")))
-    }
-
-    fn submit(&self, wanted: PreparedRequest) -> Result<Submission, Error> {
-        let mut state = self.lock()?;
-        let tenant = state.core.tenant_key(&wanted.tenant);
-        let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
-        let request = ClientRequest {
-            id,
-            tenant,
-            standing: wanted.standing,
-            pu: wanted.pu,
-            package: wanted.package,
-            terms: wanted.terms,
-            locality: wanted.locality,
-            needs: wanted.needs,
-            wait_ms: wanted.wait_ms,
-            refusals: wanted.refusals,
-        };
-        match self.handle(&mut state, CoreEvent::Request(Box::new(request))) {
-            Some(CoreAction::Granted { leases, .. }) => {
-                Ok(Submission::Answered(Ok(RequestOutcome::Leases(state.take(&leases, wanted.token)))))
-            }
-            Some(CoreAction::Handed { manager, .. }) => {
-                Ok(Submission::Answered(Ok(RequestOutcome::Handed(manager))))
-            }
-            Some(CoreAction::Refused { error, .. }) => Ok(Submission::Answered(Err(error))),
-            _ => {
-                let ((reply, answer), key) = (oneshot::channel(), (tenant, id));
-                state.waiting.entry(key).or_default().push(WaitingClient { reply, token: wanted.token });
-                Ok(Submission::Waits(key, answer))
-            }
-        }
-    }
-
-    /// Signs the tickets of granted leases, or returns the manager that is to be asked for them.
-    pub(crate) fn sign(&self, given: RequestOutcome) -> LeaseGrants {
-        match given {
-            RequestOutcome::Leases(granted) => LeaseGrants {
-                grants: granted.into_iter().map(|granted| self.sign_one(granted)).collect(),
-                manager: String::new(),
-            },
-            RequestOutcome::Handed(manager) => {
-                LeaseGrants { grants: Vec::new(), manager: manager.to_string() }
-            }
-        }
-    }
-
-    pub(crate) fn sign_one(&self, granted: GrantedLease) -> LeaseGrant {
-        let GrantedLease { ticket, reach, package, .. } = granted;
-        let Reach { agent, host, network } = &*reach;
-        let build = ticket.lease.as_ref().and_then(|lease| package.builds.get(lease.build as usize));
-        let is_segment = ticket.lease.as_ref().is_some_and(v1::Lease::is_segment);
-        let by_tcp = is_segment || build.is_some_and(|build| is_interpreter(&build.architecture));
-        LeaseGrant {
-            ticket: self.signing.sign(&ticket),
-            agent: agent.clone(),
-            host: host.clone(),
-            network: if by_tcp { handed_connections(network.as_ref()) } else { network.clone() },
-            lease: ticket.lease,
-            package: Some(PackageInfo::clone(&package)),
-        }
     }
 
     /// Gives a lease a later end. `is_callers` decides by the lease's tenant whether the caller may.
@@ -549,53 +451,7 @@ pub(crate) fn parse_lease(id: &str) -> Result<LeaseId, Error> {
     id.parse()
 }
 
-/// Takes a request back when its client has gone away.
-struct Withdrawal<'a> {
-    shell: &'a Shell,
-    key: RequestKey,
-}
-
-impl Drop for Withdrawal<'_> {
-    fn drop(&mut self) {
-        let Ok(mut state) = self.shell.lock() else { return };
-        let Some(waiting) = state.waiting.get_mut(&self.key) else { return };
-        waiting.retain(|waiting| !waiting.reply.is_closed());
-        if waiting.is_empty() {
-            state.waiting.remove(&self.key);
-            let (tenant, request) = self.key;
-            self.shell.handle(&mut state, CoreEvent::Withdraw(tenant, request));
-        }
-    }
-}
-
 /// A lease as clients see it.
 pub(crate) fn active_leases(core: &Core) -> impl Iterator<Item = v1::Lease> + '_ {
     core.leases().filter(|lease| lease.is_active()).map(|lease| core.describe(lease))
-}
-
-/// Reduces a node's network to TCP; `None` without TCP. Workers that cannot connect by themselves, as copies of
-/// interpreters, are handed their connections, and agents serve memory only over TCP.
-fn handed_connections(network: Option<&NodeNetwork>) -> Option<NodeNetwork> {
-    let network = network?;
-    let is_handed = |fabric: &&String| fabric.parse() == Ok(Fabric::Tcp);
-    let fabrics: Vec<_> = network.fabrics.iter().filter(is_handed).cloned().collect();
-    (!fabrics.is_empty()).then(|| NodeNetwork { fabrics, ..network.clone() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_that_cannot_connect_get_handed_connections_only() {
-        let offered = |fabrics: &[&str]| NodeNetwork {
-            address: "n:1".into(),
-            fabrics: fabrics.iter().map(ToString::to_string).collect(),
-            ..NodeNetwork::default()
-        };
-        let network = handed_connections(Some(&offered(&["ofi:verbs", "tcp"]))).unwrap();
-        assert_eq!((network.address.as_str(), network.fabrics), ("n:1", vec!["tcp".to_owned()]));
-        assert_eq!(handed_connections(Some(&offered(&["ofi:verbs"]))), None);
-        assert_eq!(handed_connections(None), None);
-    }
 }
