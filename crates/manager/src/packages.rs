@@ -4,36 +4,39 @@
 //! belongs to a tenant (see [`names`]), and is looked up in the store again each second, since another manager may
 //! deploy.
 
+mod blobs;
+mod changes;
 mod environments;
+mod listing;
+mod named;
 mod names;
 mod records;
 mod references;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
-use prost::Message;
 use sublet_fabric::sync::{read_lock, write_lock};
 use sublet_proto::package::{self, CheckedPackage, PUBLIC};
 use sublet_proto::v1::{
-    DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageList, PackageRight, PinnedPackage,
-    RemovePackageReply, StoreUse,
+    DeployReply, PackageGrant, PackageInfo, PackageRight, PinnedPackage, RemovePackageReply, StoreUse,
 };
-use sublet_proto::{Code, Error, decode};
-use tokio::sync::{Semaphore, mpsc};
-use tonic::Status;
+use sublet_proto::{Code, Error};
+use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
+use crate::collection;
 use crate::database::Database;
-use crate::reply::ReplyPage;
-use crate::store::RECORD_BYTES;
-use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_record, keys};
-use crate::{collection, runs};
-use names::{NameRecord, is_allowed, is_possible, name_key, shown};
+use crate::store::{PAGE_RECORDS, RECORD_BYTES, Store, keys};
+use changes::PackageRemoval;
+use named::{NamedPackage, look_up, unknown};
+use names::{is_allowed, is_possible, shown};
 
+pub(crate) use changes::Versions;
 pub(crate) use environments::check_leasable;
+pub(crate) use listing::{digests, measure};
 pub(crate) use names::{Asker, migrate};
 pub(crate) use records::known;
 pub(crate) use references::add_references;
@@ -50,13 +53,6 @@ pub(crate) struct StorePackages {
     /// One package at a time is stored, so that the failure of one does not take the parts of another.
     storing: Semaphore,
     remembered: Arc<RwLock<HashMap<String, Lookup>>>,
-}
-
-/// A package under one of its owner's names, or under its digest.
-#[derive(Debug)]
-struct NamedPackage {
-    record: NameRecord,
-    info: Arc<PackageInfo>,
 }
 
 /// Package that the store had under a name, and the time of the look-up.
@@ -208,26 +204,6 @@ impl StorePackages {
         remembered.remove(&format!("{owner}/{name}"));
     }
 
-    /// Returns a page of the packages that the caller may resolve by their names: its own, public ones and those granted
-    /// to it; all of them for operators.
-    pub(crate) async fn list(&self, asker: Asker<'_>, after: &str) -> Result<PackageList, Error> {
-        let (tenant, is_operator, after) = (asker.tenant.to_owned(), asker.is_operator, after.to_owned());
-        self.database
-            .with(move |store| {
-                let asker = Asker { tenant: &tenant, is_operator };
-                let mut list = PackagePage { asker, after: &after, page: ReplyPage::default() };
-                if is_operator {
-                    list.add_below(store, "", keys::NAMED)?;
-                } else {
-                    list.add_below(store, "1/", &name_key(&tenant, ""))?;
-                    list.add_below(store, "2/", &name_key(PUBLIC, ""))?;
-                    list.add_granted(store, "3/")?;
-                }
-                Ok(PackageList { packages: list.page.items, next: list.page.next })
-            })
-            .await
-    }
-
     /// Returns the further use of the store if the tenant deployed this package.
     pub(crate) async fn more(&self, tenant: &str, package: &CheckedPackage) -> Result<StoreUse, Error> {
         let info = package.info();
@@ -289,7 +265,9 @@ impl StorePackages {
         if !self.is_complete(&info).await? {
             let (name, digest) = (info.name.clone(), info.digest.clone());
             let now_ms = self.clock.now_ms();
-            self.database.with(move |store| remove(store, (PUBLIC, &name), Versions::All, now_ms)).await?;
+            self.database
+                .with(move |store| changes::remove(store, (PUBLIC, &name), Versions::All, now_ms))
+                .await?;
             self.database.with(move |store| collection::remove_record(store, &digest)).await?;
             self.forget(PUBLIC, &info.name);
             return Err(unknown(address));
@@ -300,7 +278,7 @@ impl StorePackages {
     /// Points an owner's name at a package whose parts are all in the store.
     async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
         let (of, stored) = (owner.to_owned(), info.clone());
-        let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
+        let before = self.database.keeping_reserve(move |store| changes::point(store, &of, &stored)).await?;
         let noted = references::references(&info).chain([info.digest.as_str()]).map(str::to_owned);
         collection::note(&self.database, &self.clock, noted.collect()).await?;
         self.forget(owner, &info.name);
@@ -327,7 +305,7 @@ impl StorePackages {
     ) -> Result<PackageInfo, Error> {
         let (owner, name) = names::owned(asker, name)?;
         let (of, changed, granted_right) = (owner.to_owned(), name.to_owned(), granted.right());
-        let change = move |store: &mut dyn Store| grant(store, (&of, &changed), &granted);
+        let change = move |store: &mut dyn Store| changes::grant(store, (&of, &changed), &granted);
         let info = match granted_right {
             PackageRight::Unspecified => self.database.with(change).await?,
             PackageRight::Read | PackageRight::Execute => self.database.keeping_reserve(change).await?,
@@ -347,8 +325,10 @@ impl StorePackages {
         let (owner, name) = names::owned(asker, name)?;
         let (of, removed) = (owner.to_owned(), name.to_owned());
         let now_ms = self.clock.now_ms();
-        let removed =
-            self.database.with(move |store| remove(store, (&of, &removed), versions, now_ms)).await?;
+        let removed = self
+            .database
+            .with(move |store| changes::remove(store, (&of, &removed), versions, now_ms))
+            .await?;
         let PackageRemoval { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
         self.forget(owner, name);
         digests.iter().for_each(|digest| self.forget(owner, digest));
@@ -371,63 +351,6 @@ impl StorePackages {
                 return Ok(expired);
             }
             after = reached;
-        }
-    }
-
-    /// Whether a package's record and all of its parts are in the store.
-    async fn is_complete(&self, info: &PackageInfo) -> Result<bool, Error> {
-        let digest = info.digest.clone();
-        let parts = info.size_bytes.div_ceil(BLOB_PART_BYTES as u64);
-        let look = move |store: &mut dyn Store| {
-            Ok(known(store, &digest)?.is_some() && u64::from(store.blob_parts(&digest)?) == parts)
-        };
-        self.database.with(look).await
-    }
-
-    /// Stores all parts. After an error it removes them again, unless another manager has stored the package.
-    async fn store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
-        let stored = self.try_store_parts(encoded, digest).await;
-        if stored.is_err() {
-            let digest = digest.to_owned();
-            self.database
-                .with(move |store| match known(store, &digest)? {
-                    // Another manager was quicker.
-                    Some(_) => Ok(()),
-                    None => store.remove_blob(&digest),
-                })
-                .await?;
-        }
-        stored
-    }
-
-    async fn try_store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
-        for (index, start) in (0u32..).zip((0..encoded.len()).step_by(BLOB_PART_BYTES)) {
-            let (encoded, digest) = (Arc::clone(encoded), digest.to_owned());
-            self.database
-                .keeping_reserve(move |store| {
-                    let end = encoded.len().min(start + BLOB_PART_BYTES);
-                    store.put_blob_part(BlobPart { digest: &digest, index }, &encoded[start..end])
-                })
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Sends a package's parts until all are sent or the receiver is gone.
-    pub(crate) async fn send(&self, digest: String, to: mpsc::Sender<Result<PackageChunk, Status>>) {
-        for index in 0u32.. {
-            let digest = digest.clone();
-            let part =
-                self.database.with(move |store| store.blob_part(BlobPart { digest: &digest, index })).await;
-            let message = match part {
-                Ok(Some(data)) => Ok(PackageChunk { data }),
-                Ok(None) => return,
-                Err(error) => Err(error.into_status()),
-            };
-            let is_last = message.is_err();
-            if to.send(message).await.is_err() || is_last {
-                return;
-            }
         }
     }
 }
@@ -458,204 +381,6 @@ fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Op
         remembered.insert(named.record.digest.clone(), (Some(Arc::clone(named)), Instant::now()));
     }
     remembered.insert(key, (named, Instant::now()));
-}
-
-fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<NamedPackage>, Error> {
-    let Some(record) = names::read(store, owner, name)?.0 else { return Ok(None) };
-    let info = known(store, &record.digest)?;
-    Ok(info.map(|info| NamedPackage { info: Arc::new(info_of(info, owner, &record)), record }))
-}
-
-fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
-    PackageInfo { owner: owner.to_owned(), deployed_unix_ms: record.deployed_unix_ms, ..info }
-}
-
-/// A page of packages. Their keys are `GROUP/OWNER/NAME`, and ascend.
-struct PackagePage<'a> {
-    asker: Asker<'a>,
-    after: &'a str,
-    page: ReplyPage<PackageInfo>,
-}
-
-impl PackagePage<'_> {
-    /// Adds the names below a key, with their grants where the caller may know them.
-    fn add_below(&mut self, store: &dyn Store, group: &str, prefix: &str) -> Result<(), Error> {
-        each_record(store, prefix, |found| {
-            let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
-            let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else {
-                return Ok(());
-            };
-            let Some(key) = self.key(group, owner, name) else { return Ok(()) };
-            if let Some(named) = look_up(store, owner, name)? {
-                let is_shown = owner == self.asker.tenant || self.asker.is_operator;
-                let grants = if is_shown { named.record.grants } else { Vec::new() };
-                self.page.add(&key, PackageInfo { grants, ..named.info.as_ref().clone() });
-            }
-            Ok(())
-        })
-    }
-
-    fn add_granted(&mut self, store: &dyn Store, group: &str) -> Result<(), Error> {
-        let prefix = format!("{}{}/", keys::GRANTED, self.asker.tenant);
-        each_record(store, &prefix, |found| {
-            let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { return Ok(()) };
-            let Some(key) = self.key(group, owner, name) else { return Ok(()) };
-            let named = look_up(store, owner, name)?;
-            let allowed =
-                named.filter(|named| is_allowed(self.asker, owner, &named.record, PackageRight::Read));
-            if let Some(named) = allowed {
-                self.page.add(&key, named.info.as_ref().clone());
-            }
-            Ok(())
-        })
-    }
-
-    /// Returns a package's key if it belongs to this page or to a later one, and this page has space.
-    fn key(&self, group: &str, owner: &str, name: &str) -> Option<String> {
-        let key = format!("{group}{owner}/{name}");
-        (key.as_str() > self.after && !self.page.is_full()).then_some(key)
-    }
-}
-
-/// Points a name at a package, and lets its owner use the digest; returns the package that the name referred to before.
-fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Option<PackageInfo>, Error> {
-    let (digest, deployed_unix_ms) = (&info.digest, info.deployed_unix_ms);
-    let record =
-        |grants| NameRecord { digest: digest.clone(), deployed_unix_ms, grants, ..NameRecord::default() };
-    let mut batch = Batch::default();
-    batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
-    batch.put(name_key(owner, &info.digest), record(Vec::new()).encode_to_vec());
-    store.commit(&batch)?;
-    if info.is_layer() {
-        // Only environments refer to it.
-        return Ok(None);
-    }
-    let grants_of =
-        |before: Option<&NameRecord>| before.map(|before| before.grants.clone()).unwrap_or_default();
-    let before = names::change(store, (owner, &info.name), |before| Ok(record(grants_of(before))))?;
-    let Some(before) = before else { return Ok(None) };
-    Ok(known(store, &before.digest)?.map(|info| info_of(info, owner, &before)))
-}
-
-fn grant(
-    store: &mut dyn Store,
-    (owner, name): (&str, &str),
-    granted: &PackageGrant,
-) -> Result<PackageInfo, Error> {
-    let missing = || unknown(&format!("{owner}/{name}"));
-    names::change(store, (owner, name), |before| {
-        let mut record = before.cloned().ok_or_else(missing)?;
-        names::grant(owner, &mut record, granted)?;
-        Ok(record)
-    })?;
-    // This record is only for lists: the right is in the name's record.
-    let key = names::granted_key(&granted.tenant, owner, name);
-    let mut batch = Batch::default();
-    match granted.right() {
-        PackageRight::Unspecified => batch.remove(key),
-        PackageRight::Read | PackageRight::Execute => batch.put(key, Vec::new()),
-    }
-    store.commit(&batch)?;
-    let NamedPackage { record, info } = look_up(store, owner, name)?.ok_or_else(missing)?;
-    Ok(PackageInfo { grants: record.grants, ..info.as_ref().clone() })
-}
-
-/// Versions of a package that are to be removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Versions {
-    /// Versions that the name does not refer to any more, and that no unfinished run of the owner needs.
-    Old,
-    /// All versions, and the name.
-    All,
-}
-
-/// Versions that were removed from an owner's package.
-struct PackageRemoval {
-    /// Package that the name refers to, or referred to.
-    info: PackageInfo,
-    /// Digests of the removed versions.
-    digests: Vec<String>,
-}
-
-fn remove(
-    store: &mut dyn Store,
-    (owner, name): (&str, &str),
-    which: Versions,
-    now_ms: u64,
-) -> Result<Option<PackageRemoval>, Error> {
-    let Some(named) = look_up(store, owner, name)? else { return Ok(None) };
-    let mut digests = versions(store, owner, name)?;
-    let mut batch = Batch::default();
-    match which {
-        Versions::Old => {
-            let needed = runs::digests_of_unfinished(store, owner)?;
-            digests.retain(|digest| *digest != named.record.digest && !needed.contains(digest));
-        }
-        Versions::All => {
-            let removed = names::change(store, (owner, name), |_| Ok(NameRecord::removed(now_ms)))?;
-            for grant in removed.unwrap_or_default().grants {
-                batch.remove(names::granted_key(&grant.tenant, owner, name));
-            }
-        }
-    }
-    let layers = references::layers_of_removed(store, owner, &digests)?;
-    digests.iter().chain(&layers).for_each(|digest| batch.remove(name_key(owner, digest)));
-    store.commit(&batch)?;
-    Ok(Some(PackageRemoval { info: named.info.as_ref().clone(), digests }))
-}
-
-/// Digests of an owner's packages of this name.
-fn versions(store: &dyn Store, owner: &str, name: &str) -> Result<Vec<String>, Error> {
-    let mut digests = Vec::new();
-    let prefix = name_key(owner, "");
-    each_record(store, &prefix, |found| {
-        let digest = &found.key[prefix.len()..];
-        let is_version = |info: PackageInfo| info.name == name && !info.is_layer();
-        if package::is_digest(digest) && known(store, digest)?.is_some_and(is_version) {
-            digests.push(digest.to_owned());
-        }
-        Ok(())
-    })?;
-    Ok(digests)
-}
-
-/// Returns the bytes of a tenant's packages, and the number of versions or names, whichever is larger. Layers of
-/// environments count by their bytes only.
-pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
-    let (mut bytes, mut versions, mut names) = (0u64, 0u32, 0u32);
-    let prefix = name_key(tenant, "");
-    each_record(store, &prefix, |found| {
-        let (name, record) =
-            (&found.key[prefix.len()..], decode::<NameRecord>("a stored name", &found.value)?);
-        let is_version = package::is_digest(name);
-        let info = if is_version { known(store, name)? } else { None };
-        let is_layer = info.as_ref().is_some_and(PackageInfo::is_layer);
-        bytes = bytes.saturating_add(RECORD_BYTES).saturating_add(info.map_or(0, |info| info.size_bytes));
-        versions += u32::from(is_version && !is_layer);
-        // A removed name keeps a record, which does not count as a name.
-        names += u32::from(!is_version && !record.digest.is_empty());
-        Ok(())
-    })?;
-    Ok((bytes, versions.max(names)))
-}
-
-/// Returns the digests that any name or version refers to.
-pub(crate) fn digests(store: &dyn Store) -> Result<HashSet<String>, Error> {
-    let mut digests = HashSet::new();
-    each_record(store, keys::NAMED, |found| {
-        let record: NameRecord = decode("a stored name", &found.value)?;
-        digests.insert(record.digest);
-        Ok(())
-    })?;
-    Ok(digests)
-}
-
-fn unknown(address: &str) -> Error {
-    let message = format!(
-        "no package {:?} is deployed by this tenant, is public, or is granted to it (see `sublet package list`)",
-        shown(address)
-    );
-    Error::new(Code::UnknownPackage, message)
 }
 
 fn check_function(info: &PackageInfo, function: Option<&str>) -> Result<(), Error> {

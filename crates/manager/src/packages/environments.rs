@@ -12,6 +12,7 @@ use sublet_proto::v1::{PackageBuild, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
 use super::StorePackages;
+use super::named::look_up;
 use super::names::{self, Asker, NameRecord, name_key};
 use super::records::known;
 use super::references::references;
@@ -45,7 +46,7 @@ impl StorePackages {
     /// Refuses to replace a package by an environment of the same name, or the reverse.
     async fn check_kind(&self, tenant: &str, info: &PackageInfo) -> Result<(), Error> {
         let (owner, name, is_environment) = (tenant.to_owned(), info.name.clone(), info.is_environment());
-        let before = move |store: &mut dyn Store| super::look_up(store, &owner, &name);
+        let before = move |store: &mut dyn Store| look_up(store, &owner, &name);
         match self.database.with(before).await? {
             Some(named) if named.info.is_environment() != is_environment => {
                 let ([article, old, new], name) = if is_environment {
