@@ -3,6 +3,7 @@
 //! The [gate](crate::auth) has identified the caller; here each method checks its request, passes it to the part that
 //! handles it, and answers.
 
+mod leases;
 mod manager;
 mod needs;
 mod nodes;
