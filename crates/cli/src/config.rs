@@ -17,10 +17,10 @@ use std::fmt;
 use serde::Serialize;
 use sublet_proto::{Code, Error};
 
-use schema::{LOG, Setting};
+use schema::{ConfigKey, Otherwise, Setting, ValueSource};
 
 pub(crate) use flags::{ConfigFlags, ConfiguredProgram};
-pub(crate) use schema::{ConfigKey, Otherwise, Schema, ValueKind, ValueSource, Visibility};
+pub(crate) use schema::Schema;
 
 /// Effective values by the names of their keys.
 #[derive(Debug)]
@@ -232,6 +232,7 @@ impl EffectiveSettings {
 mod tests {
     use std::path::Path;
 
+    use super::schema::Visibility;
     use super::*;
 
     #[test]
