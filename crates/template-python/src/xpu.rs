@@ -3,35 +3,35 @@
 //! `sublet/xpu.py` is the functions' interface to this module.
 //!
 //! Invariants:
-//! - A waiting thread holds neither the interpreter's lock nor an end's own, and checks every [`TICK`] whether it was
+//! - A waiting thread holds neither the interpreter's lock nor an end's own, and checks every 50 ms whether it was
 //!   interrupted.
 //! - One thread uses an end at a time; another thread waits for the end until its own deadline. If the end is closed
 //!   meanwhile, the thread that uses the end releases it.
 //! - A process that was forked from this one uses none of these objects, and releases none.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+mod forks;
+mod open_end;
+
+use std::time::Instant;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{BufferUse, BufferView};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId, Process, SharedBytes, SharedBytesMut, Spawn, Unread};
 
 use crate::component::{deadline, raised};
 use crate::shared::{bytes_of, bytes_of_mut};
+use forks::check_not_forked;
+use open_end::{OpenEnd, TakenEnd, wait};
 
-/// Interval at which a waiting thread checks whether it was interrupted.
-const TICK: Duration = Duration::from_millis(50);
+pub(crate) use forks::watch_forks;
+
 /// Longest message that is read into this library's memory first, in bytes: its size is not known before.
 const SHORT_BYTES: usize = 4096;
 
 /// The words for an end of a FIFO in messages.
 const END: &str = "this end of FIFO";
-
-/// Whether this process was forked from a worker. Written by its only thread.
-static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The reading end of a FIFO.
 #[pyclass(name = "Reader", frozen, module = "sublet_template")]
@@ -48,32 +48,6 @@ pub(crate) struct PyExecutor(OpenEnd<sublet_xpu::Executor>);
 /// Functions that a graph connects.
 #[pyclass(name = "Chain", frozen, module = "sublet_template")]
 pub(crate) struct PyChain(OpenEnd<sublet_xpu::Chain>);
-
-/// An end of a FIFO, an executor or a chain of them, until it is closed.
-struct OpenEnd<T> {
-    /// The kind of the end, in words for messages.
-    what: &'static str,
-    /// The FIFO or the process that the end belongs to; for a chain, the process of its entry.
-    object: GlobalId,
-    place: Mutex<EndOwner<T>>,
-    /// Signals that the end is here again, or closed.
-    changed: Condvar,
-}
-
-/// Owner of an end: none, a thread, or none any more because it was closed.
-enum EndOwner<T> {
-    Here(T),
-    /// A thread has taken it.
-    Taken,
-    Closed,
-}
-
-/// An end that a thread has taken, which it puts back.
-struct TakenEnd<'end, T> {
-    from: &'end OpenEnd<T>,
-    /// The end, until it is put back.
-    end: Option<T>,
-}
 
 /// Result of reading a message.
 enum Read {
@@ -105,51 +79,15 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("xpu", xpu)
 }
 
-/// Makes each forked child of this worker set [`FORKED`].
-pub(crate) fn watch_forks(py: Python<'_>) -> PyResult<()> {
-    let how = PyDict::new(py);
-    how.set_item("after_in_child", wrap_pyfunction!(forked, py)?)?;
-    py.import("os")?.call_method("register_at_fork", (), Some(&how)).map(drop)
-}
-
-#[pyfunction]
-fn forked() {
-    FORKED.store(true, Ordering::Relaxed);
-}
-
 /// Returns this process as a global process. Fails if it was forked from a worker.
 fn process() -> Result<&'static Process, Error> {
     check_not_forked()?;
     sublet_xpu::process()
 }
 
-fn check_not_forked() -> Result<(), Error> {
-    if FORKED.load(Ordering::Relaxed) {
-        let message = "this process was forked of a worker, and was not started by an agent: its FIFOs are its parent's";
-        return Err(Error::new(Code::InvalidArgument, message));
-    }
-    Ok(())
-}
-
 /// Calls the shim for an operation that does not wait.
 fn call<T: Send>(py: Python<'_>, what: impl FnOnce(&Process) -> Result<T, Error> + Send) -> PyResult<T> {
     py.detach(|| what(process()?)).map_err(|error| raised(py, &error))
-}
-
-/// Repeats an attempt of at most [`TICK`] until it succeeds or the deadline passes. Checks for signals in between.
-fn wait<T: Send>(
-    py: Python<'_>,
-    until: Option<Instant>,
-    mut attempt: impl FnMut(Option<Instant>) -> Result<T, Error> + Send,
-) -> PyResult<T> {
-    loop {
-        let tick = Instant::now() + TICK;
-        let last = until.filter(|until| *until <= tick);
-        match py.detach(|| attempt(Some(last.unwrap_or(tick)))) {
-            Err(error) if error.code == Code::DeadlineExceeded && last.is_none() => py.check_signals()?,
-            tried => return tried.map_err(|error| raised(py, &error)),
-        }
-    }
 }
 
 /// Returns the [`deadline`] of a timeout, or the exception that Python raises for a timeout that is not valid.
@@ -275,113 +213,6 @@ impl PyReader {
 impl PyWriter {
     fn of(made: sublet_xpu::Writer) -> PyWriter {
         PyWriter(OpenEnd::new(END, made.object(), made))
-    }
-}
-
-impl<T: Send> OpenEnd<T> {
-    fn new(what: &'static str, object: GlobalId, end: T) -> OpenEnd<T> {
-        let (place, changed) = (Mutex::new(EndOwner::Here(end)), Condvar::new());
-        OpenEnd { what, object, place, changed }
-    }
-
-    /// Locks the place of the end. The lock is held for moments, and never while its holder waits for anything else.
-    fn lock(&self) -> MutexGuard<'_, EndOwner<T>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<TakenEnd<'_, T>> {
-        check_not_forked().map_err(|error| raised(py, &error))?;
-        let end = wait(py, until, |tick| self.take_until(tick))?;
-        Ok(TakenEnd { from: self, end: Some(end) })
-    }
-
-    fn take_until(&self, until: Option<Instant>) -> Result<T, Error> {
-        let mut place = self.lock();
-        loop {
-            match std::mem::replace(&mut *place, EndOwner::Taken) {
-                EndOwner::Here(end) => return Ok(end),
-                EndOwner::Taken => {}
-                EndOwner::Closed => {
-                    *place = EndOwner::Closed;
-                    return Err(self.closed());
-                }
-            }
-            let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let message = format!("another thread uses {} {}", self.what, self.object);
-                return Err(Error::new(Code::DeadlineExceeded, message));
-            }
-            place = self.changed.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Fails if another thread has closed the end.
-    fn check_open(&self) -> Result<(), Error> {
-        if self.is_closed() { Err(self.closed()) } else { Ok(()) }
-    }
-
-    fn is_closed(&self) -> bool {
-        matches!(*self.lock(), EndOwner::Closed)
-    }
-
-    /// Closes the end. A second call does nothing.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        check_not_forked().map_err(|error| raised(py, &error))?;
-        // The value is dropped, which informs the shim, after the lock has been released.
-        py.detach(|| {
-            let before = std::mem::replace(&mut *self.lock(), EndOwner::Closed);
-            self.changed.notify_all();
-            drop(before);
-        });
-        Ok(())
-    }
-
-    #[cold]
-    fn closed(&self) -> Error {
-        Error::new(Code::InvalidArgument, format!("{} {} was closed", self.what, self.object))
-    }
-}
-
-impl<T> Drop for OpenEnd<T> {
-    fn drop(&mut self) {
-        if FORKED.load(Ordering::Relaxed) {
-            let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::replace(place, EndOwner::Closed));
-        }
-    }
-}
-
-impl<T: Send> TakenEnd<'_, T> {
-    /// Repeats an attempt with the end like [`wait`]. Fails if the end is closed meanwhile.
-    fn wait<R: Send>(
-        &mut self,
-        py: Python<'_>,
-        until: Option<Instant>,
-        mut attempt: impl FnMut(&mut T, Option<Instant>) -> Result<R, Error> + Send,
-    ) -> PyResult<R> {
-        let from = self.from;
-        let Some(end) = &mut self.end else { return Err(raised(py, &from.closed())) };
-        wait(py, until, |tick| {
-            from.check_open()?;
-            attempt(end, tick)
-        })
-    }
-}
-
-impl<T> Drop for TakenEnd<'_, T> {
-    fn drop(&mut self) {
-        // A child that was forked by a signal handler meanwhile releases nothing.
-        if FORKED.load(Ordering::Relaxed) {
-            return std::mem::forget(self.end.take());
-        }
-        let mut place = self.from.place.lock().unwrap_or_else(PoisonError::into_inner);
-        // An end that was closed meanwhile is released after the lock.
-        if let EndOwner::Taken = *place
-            && let Some(end) = self.end.take()
-        {
-            *place = EndOwner::Here(end);
-            self.from.changed.notify_one();
-        }
     }
 }
 
