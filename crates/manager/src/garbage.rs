@@ -94,7 +94,7 @@ async fn remove(
 
 /// Digests that names and versions refer to.
 fn named(store: &dyn Store) -> Result<HashSet<String>, Error> {
-    let mut digests = packages::digests(store)?;
+    let mut digests = packages::named_digests(store)?;
     digests.extend(graphs::digests(store)?);
     Ok(digests)
 }

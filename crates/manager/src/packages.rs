@@ -36,7 +36,7 @@ use names::{is_allowed, is_possible, shown};
 
 pub(crate) use changes::Versions;
 pub(crate) use environments::check_leasable;
-pub(crate) use listing::{digests, measure};
+pub(crate) use listing::{measure, named_digests};
 pub(crate) use names::{Asker, migrate};
 pub(crate) use records::known;
 pub(crate) use references::add_references;

@@ -103,7 +103,7 @@ pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Err
 }
 
 /// Returns the digests that any name or version refers to.
-pub(crate) fn digests(store: &dyn Store) -> Result<HashSet<String>, Error> {
+pub(crate) fn named_digests(store: &dyn Store) -> Result<HashSet<String>, Error> {
     let mut digests = HashSet::new();
     each_record(store, keys::NAMED, |found| {
         let record: NameRecord = decode("a stored name", &found.value)?;
