@@ -124,6 +124,16 @@ codes! {
     StoreDamaged = 63, "store_damaged";
 }
 
+const _: () = {
+    let mut at = 1;
+    while at < Code::ALL.len() {
+        let (before, code) = (Code::ALL[at - 1] as u32, Code::ALL[at] as u32);
+        assert!(before < code, "the codes are not in the order of their numbers");
+        assert!(code <= u8::MAX as u32, "a code does not fit into an exit status");
+        at += 1;
+    }
+};
+
 impl Code {
     /// Returns the number: the C status and the exit status of `sublet`.
     pub fn number(self) -> u32 {

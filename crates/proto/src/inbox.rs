@@ -37,6 +37,10 @@ impl InboxShape {
         let ring_bytes = whole_pages((u64::from(slots) + 1) * LINE_BYTES);
         let slot_stride = whole_pages(slot_bytes);
         let worker_stride = ring_bytes + slot_stride * u64::from(slots);
+        debug_assert!(
+            worker_stride.is_multiple_of(PAGE_BYTES) && slot_stride >= slot_bytes,
+            "{slots} slots of {slot_bytes} bytes have a stride of {slot_stride}, and their worker {worker_stride}"
+        );
         Ok(InboxShape {
             ring_bytes,
             slot_stride,

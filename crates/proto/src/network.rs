@@ -105,6 +105,7 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), Error> {
     if host.len() == bare.len() && (host.is_empty() || !host.bytes().all(is_name)) {
         return Err(refused("its host is neither a name nor an address"));
     }
+    debug_assert!(!bare.is_empty() && !bare.contains(['[', ']']), "{address:?} has the host {bare:?}");
     Ok((bare, port))
 }
 

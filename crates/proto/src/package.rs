@@ -167,6 +167,11 @@ pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package
     package.files.sort_by(|a, b| a.path.cmp(&b.path));
     check_files(&package.files)?;
     builds.iter().try_for_each(|build| find_file(&package.files, &build.library).map(drop))?;
+    debug_assert!(
+        package.files.is_sorted_by(|one, next| one.path < next.path),
+        "the files of a package are not in their canonical order: {:?}",
+        package.files.iter().map(|file| &file.path).collect::<Vec<_>>()
+    );
     Ok(package)
 }
 
@@ -224,6 +229,12 @@ pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let (functions, builds) = read_builds(&manifest, &package.files)?;
     let profiles = manifest.profiles.iter().map(Profile::info).collect();
     let needs = Some(manifest.needs).filter(|needs| !needs.is_empty());
+    debug_assert!(
+        (1..=MAX_BUILDS).contains(&builds.len()),
+        "the checked package {} has {} builds",
+        manifest.name,
+        builds.len()
+    );
     let (name, digest) = (manifest.name, digest(encoded));
     Ok(CheckedPackage { name, digest, functions, builds, profiles, needs, size_bytes, package })
 }

@@ -16,6 +16,8 @@ const NANOS_PER_SECOND: u128 = 1_000_000_000;
 /// One GiB-second, in bytes times nanoseconds.
 const GIB_SECOND: u128 = (1 << 30) * NANOS_PER_SECOND;
 
+const _: () = assert!(GIB_SECOND < 1 << 60, "the price of a part of it would exceed 124 bits");
+
 /// Prices of leases, by the kind of processing unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {

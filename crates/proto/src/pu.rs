@@ -113,6 +113,11 @@ pub fn cleaned(model: &str) -> String {
         text.push(char);
     }
     text.truncate(text.trim_end().len());
+    debug_assert!(
+        text.len() <= MAX_MODEL_BYTES && !text.contains(char::is_control),
+        "{text:?} of {} bytes is not in a form to show",
+        text.len()
+    );
     text
 }
 

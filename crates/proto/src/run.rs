@@ -23,6 +23,7 @@ pub fn message(outputs: &[&[u8]]) -> Vec<u8> {
 
 /// Appends one of several outputs to those before it.
 pub fn push(message: &mut Vec<u8>, output: &[u8]) {
+    debug_assert!(message.len().is_multiple_of(8), "an output is appended at byte {}", message.len());
     message.extend((output.len() as u64).to_le_bytes());
     message.extend_from_slice(output);
     message.resize(message.len().next_multiple_of(8), 0);

@@ -38,6 +38,7 @@ fn escape(text: &str, is_kept: impl Fn(char) -> bool, as_escape: impl Fn(u32) ->
             true => escaped.push_str(&as_escape(u32::from(character))),
         }
     }
+    debug_assert!(!escaped.contains(is_escaped), "a control character is left in {escaped:?}");
     Cow::Owned(escaped)
 }
 

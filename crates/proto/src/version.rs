@@ -37,6 +37,7 @@ pub fn check_calls(peer: &str, version: u32) -> Result<(), Error> {
 /// # Errors
 /// `version_mismatch`, which names both revisions.
 pub fn check_messages(peer: &str, revision: u32, what: &str, needed: u32) -> Result<(), Error> {
+    debug_assert!(needed <= MESSAGES, "{what} need revision {needed}, and this build knows {MESSAGES}");
     if revision >= needed {
         return Ok(());
     }

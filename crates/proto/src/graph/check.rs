@@ -68,7 +68,22 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
     if problems.0.is_empty() {
         Whole::new(&graph).check(&mut problems);
     }
-    if problems.0.is_empty() { Ok(graph) } else { Err(problems.0) }
+    if !problems.0.is_empty() {
+        return Err(problems.0);
+    }
+    debug_assert_eq!(
+        graph.components.iter().filter(|component| component.is_entry()).count(),
+        1,
+        "entries of the checked graph {}",
+        graph.name
+    );
+    debug_assert!(
+        graph.edges.iter().all(|edge| edge.from.max(edge.to) < graph.components.len()),
+        "an edge of the checked graph {} leads nowhere: {:?}",
+        graph.name,
+        graph.edges
+    );
+    Ok(graph)
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Problems) {
@@ -320,6 +335,7 @@ impl<'graph> Whole<'graph> {
 
     fn check(&self, problems: &mut Problems) {
         if let Some(circle) = self.circle() {
+            debug_assert!(circle.len() > 1 && circle.first() == circle.last(), "{circle:?} is no circle");
             let circle: Vec<&str> = circle.into_iter().map(|component| self.name(component)).collect();
             return problems.add("edges", format!("triggers lead in a circle: {}", circle.join(" -> ")));
         }

@@ -188,6 +188,10 @@ impl Graph {
 
     /// Whether a component that has ended with this output triggers the other end of one of its edges.
     pub fn does_trigger(&self, edge: &Edge, output: &[u8]) -> bool {
+        debug_assert!(
+            edge.condition.is_none() || edge.relation == Relation::Trigger,
+            "only a trigger has a condition: {edge:?}"
+        );
         let begins = |text: &String| output.starts_with(text.as_bytes());
         match &edge.condition {
             None => edge.relation == Relation::Trigger,

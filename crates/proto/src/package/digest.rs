@@ -16,6 +16,7 @@ pub fn digest(encoded: &[u8]) -> String {
             text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
         }
     }
+    debug_assert!(is_digest(&text), "{text:?} has not the form of a digest");
     text
 }
 

@@ -103,6 +103,7 @@ pub fn platform_of<'name>(
             wheel.fit(version).ok_or_else(|| of(format!("is not for Python {major}.{minor} on Linux")))?;
         let before = all.clone();
         all = all.and(own.clone()).ok_or_else(|| of(format!("is for {own}, and others are for {before}")))?;
+        debug_assert_eq!(all.version, version, "the platform of {before} and {own} together, which is {all}");
     }
     Ok(all)
 }

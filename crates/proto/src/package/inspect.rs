@@ -31,6 +31,11 @@ pub(super) fn read_builds(
         }
         builds.push(library.info(build, &functions)?);
     }
+    debug_assert!(
+        builds.iter().all(|build| build.symbols.len() == functions.len()),
+        "each build exports each of {} functions: {builds:?}",
+        functions.len()
+    );
     Ok((functions, builds))
 }
 

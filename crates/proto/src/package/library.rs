@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::build::Build;
+use super::build::{Build, MAX_SYMBOL_BYTES};
 use super::kind::PackageKind;
 use crate::v1::{PackageBuild, PackageLayer};
 use crate::{Code, Error};
@@ -13,7 +13,7 @@ use crate::{Code, Error};
 pub(super) struct LibraryFile<'data> {
     pub(super) kind: PackageKind,
     pub(super) architecture: Cow<'static, str>,
-    /// Exported functions that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
+    /// Exported functions that can be called, with names of at most [`MAX_SYMBOL_BYTES`].
     pub(super) functions: BTreeSet<&'data str>,
     /// The layers of an environment.
     pub(super) layers: Vec<PackageLayer>,
@@ -22,6 +22,11 @@ pub(super) struct LibraryFile<'data> {
 impl<'data> LibraryFile<'data> {
     /// Returns the description for managers and nodes of this library's build, in a package of these functions.
     pub(super) fn info(&self, build: &Build, functions: &[String]) -> Result<PackageBuild, Error> {
+        debug_assert!(
+            self.functions.iter().all(|symbol| symbol.len() <= MAX_SYMBOL_BYTES),
+            "a symbol of {} is longer than {MAX_SYMBOL_BYTES} bytes",
+            build.library
+        );
         Ok(PackageBuild {
             kind: self.kind.name().to_owned(),
             architecture: self.architecture.clone().into_owned(),

@@ -93,6 +93,12 @@ impl Manifest {
             manifest.builds.iter().try_for_each(Build::check_can_need)?;
         }
         manifest.builds.iter().try_for_each(|build| build.check_isolation(&manifest.needs.isolation))?;
+        debug_assert!(
+            manifest.builds.windows(2).all(|pair| pair[0].names().eq(pair[1].names())),
+            "the builds of {} name other functions: {:?}",
+            manifest.name,
+            manifest.builds
+        );
         Ok(manifest)
     }
 
@@ -161,6 +167,11 @@ impl Written {
 }
 
 impl Build {
+    /// The names of its functions, in the order of their indexes.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.functions.iter().map(|function| function.name.as_str())
+    }
+
     /// Adds all of the package's functions; the build's own fields take precedence over those for all builds.
     fn with_functions(mut self, functions: &[ManifestFunction]) -> Result<Build, Error> {
         check_functions(&self.functions)?;

@@ -30,6 +30,11 @@ pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
         );
         // A change of another occurrence of the same text has no effect.
         if are_pinned(&changed) > before {
+            debug_assert_eq!(
+                changed.len(),
+                package.manifest.len() + "@".len() + digest.len(),
+                "pinning {image} changed more than its name"
+            );
             package.manifest = changed;
             return Ok(());
         }
@@ -102,6 +107,12 @@ pub fn pin_environment(
             };
             // A change of another occurrence of the same text has no effect.
             if let Some(changed) = changes.into_iter().find(|changed| are_pinned(changed) > before) {
+                debug_assert!(
+                    changed.len() >= head.len() + tail.len()
+                        && changed.starts_with(head)
+                        && changed.ends_with(tail),
+                    "pinning {text:?} changed more than its entry: {changed}"
+                );
                 package.manifest = changed;
                 return Ok(());
             }

@@ -66,10 +66,17 @@ impl Profile {
             reason = "a speed is checked to be 0.001 to `MAX_SPEED`"
         )]
         let permille = |speed: f64| (speed * f64::from(PLAIN_PERMILLE)).round() as u32;
+        let speed_permille = self.speed.map_or(PLAIN_PERMILLE, permille);
+        debug_assert!(
+            speed_permille > 0,
+            "the checked profile for {} has the speed {:?}",
+            self.pu,
+            self.speed
+        );
         v1::Profile {
             pu: self.pu.clone(),
             memory_bytes: self.memory_bytes.unwrap_or_default(),
-            speed_permille: self.speed.map_or(PLAIN_PERMILLE, permille),
+            speed_permille,
         }
     }
 }

@@ -193,7 +193,12 @@ impl<'data> ByteCursor<'data> {
     /// Reads as many entries as a count names, of at least a byte each, and checks that no bytes are left.
     fn each(&mut self, mut read: impl FnMut(&mut Self) -> Result<(), String>) -> Result<(), String> {
         for _ in 0..self.number()? {
+            let before = self.rest.len();
             read(self)?;
+            debug_assert!(
+                self.rest.len() < before,
+                "an entry took none of the {before} bytes of its section"
+            );
         }
         match self.rest.len() {
             0 => Ok(()),

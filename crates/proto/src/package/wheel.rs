@@ -148,6 +148,7 @@ impl<'data> Wheel<'data> {
         let content =
             content.map_err(|fault| invalid(format!("the wheel {} is damaged: {fault}", self.name)))?;
         if file.is_content(&content) {
+            debug_assert_eq!(content.len() as u64, file.size_bytes(), "bytes of {:?}", file.path);
             return Ok(content);
         }
         let path = file.entry.path;
@@ -159,7 +160,9 @@ impl<'data> Wheel<'data> {
 
     /// Size of all its files, unpacked.
     pub fn unpacked_bytes(&self) -> u64 {
-        self.files.iter().map(WheelFile::size_bytes).fold(0, u64::saturating_add)
+        let bytes = self.files.iter().map(WheelFile::size_bytes).fold(0, u64::saturating_add);
+        debug_assert!(bytes <= zip::MAX_UNPACKED_BYTES, "the wheel {} unpacks to {bytes} bytes", self.name);
+        bytes
     }
 }
 

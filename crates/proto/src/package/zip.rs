@@ -64,6 +64,7 @@ pub fn entries(data: &[u8]) -> Result<Vec<ZipEntry<'_>>, String> {
     let (mut at, mut entries, mut unpacked) = (start, Vec::with_capacity(count.into()), 0u64);
     for _ in 0..count {
         let (entry, next) = read_central(data, at, end)?;
+        debug_assert!(at < next && next <= end, "the entry at {at} of a directory to {end} ends at {next}");
         at = next;
         let Some(entry) = entry else { continue };
         unpacked = unpacked.saturating_add(entry.size_bytes);
