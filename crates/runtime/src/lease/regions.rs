@@ -53,6 +53,11 @@ impl ClientLease {
         region: u32,
         (file, len_bytes): (BorrowedFd<'_>, u64),
     ) -> Result<(), Error> {
+        debug_assert!(
+            control.untold.is_none(),
+            "region {region} is sent before the answer of {:?}",
+            control.untold.as_ref().map(|untold| untold.region)
+        );
         let RegionKeys { key, keys } = match self.worker_transport.remote() {
             Some(remote) => remote.expose(region)?,
             None => RegionKeys::default(),

@@ -37,6 +37,11 @@ impl WorkerSet {
             (0..lease.workers()).map(|worker| WorkerIndex { lease: lease.clone(), worker })
         });
         let mut places: Vec<_> = places.collect();
+        debug_assert!(
+            places.is_sorted_by_key(WorkerIndex::number),
+            "workers are not in the order of their numbers: {:?}",
+            places.iter().map(WorkerIndex::number).collect::<Vec<_>>()
+        );
         let first = places.iter().position(|place| place.number() > last).unwrap_or(0);
         places.rotate_left(first);
         places

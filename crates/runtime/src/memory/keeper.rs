@@ -204,6 +204,11 @@ impl KeeperState {
         self.ended.store(1, Ordering::Release);
         let (calls, why) = {
             let mut inside = lock(&self.inside);
+            debug_assert!(
+                inside.why_ended.is_some(),
+                "a component of {} segments ends without a reason",
+                inside.watched.len()
+            );
             (std::mem::take(&mut inside.on_end), inside.why_ended.clone())
         };
         if let Some(why) = why {

@@ -67,7 +67,8 @@ impl Drop for PendingRead {
     fn drop(&mut self) {
         // No caller is left to receive the error.
         let _ = self.finish();
-        self.asked.fetch_sub(1, Ordering::AcqRel);
+        let before = self.asked.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before > 0, "a request of a piece ends, of {before}");
     }
 }
 

@@ -38,6 +38,7 @@ impl RunJournal {
         // So that they sort by time.
         let run =
             format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
+        debug_assert_eq!(run.len(), 32, "digits of the run {run}, which sort by time in one length only");
         let (name, input) = (digest.to_owned(), input.to_vec());
         let begun = manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
         Ok(RunJournal {

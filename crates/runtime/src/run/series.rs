@@ -30,6 +30,12 @@ impl MemorySeries {
                 self.join(point);
             }
         }
+        debug_assert!(
+            self.points.is_sorted_by(|one, next| one.at_us < next.at_us),
+            "the points at intervals of {} us are not in the order of time: {:?}",
+            self.interval_us,
+            self.points
+        );
     }
 
     /// The points, in the order of time.

@@ -63,6 +63,7 @@ impl Streams {
     }
 
     pub(super) fn uses_blocks(&self) -> bool {
+        debug_assert!(self.density.abs() <= SURE, "a confidence of {}, at most {SURE}", self.density);
         self.density > 0
     }
 

@@ -83,10 +83,12 @@ impl Record {
     fn at(position: u64, len: u64) -> Record {
         let bytes = WORD_BYTES + len.next_multiple_of(WORD_BYTES);
         let at = position % RING_BYTES;
-        match RING_BYTES - at {
+        let record = match RING_BYTES - at {
             left if left < bytes => Record { at: 0, skipped: left, bytes },
             _ => Record { at, skipped: 0, bytes },
-        }
+        };
+        debug_assert!(record.at + record.bytes <= RING_BYTES, "{record:?} is beyond a ring of {RING_BYTES}");
+        record
     }
 
     fn end(&self, position: u64) -> u64 {
@@ -331,7 +333,10 @@ impl Queue<'_> {
     }
 
     fn here(&self, base: NonNull<u8>, at: u64) -> &AtomicU64 {
-        debug_assert!(at + WORD_BYTES <= QUEUE_BYTES && at.is_multiple_of(WORD_BYTES));
+        debug_assert!(
+            at + WORD_BYTES <= QUEUE_BYTES && at.is_multiple_of(WORD_BYTES),
+            "a word at byte {at} of a queue of {QUEUE_BYTES}"
+        );
         // SAFETY: within the queue, which is mapped as long as the channel is borrowed, begins at a page and is
         // accessed only as atomics and raw copies.
         unsafe { base.add(at as usize).cast().as_ref() }

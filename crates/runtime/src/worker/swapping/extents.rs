@@ -91,6 +91,11 @@ impl Extents {
 
     fn put(&mut self, free: Range<u64>) {
         if !free.is_empty() {
+            debug_assert!(
+                !self.free.contains_key(&free.end),
+                "{free:?} adjoin free regions: {:?}",
+                self.free
+            );
             self.free.insert(free.start, free.end - free.start);
         }
     }

@@ -49,6 +49,7 @@ impl Heap {
     /// `internal` if it has one already, `system` without memory.
     pub(super) fn begin(&self, swapped: SwappedMemory) -> Result<(), Error> {
         let (base, len_bytes) = (swapped.as_ptr().as_ptr() as u64, swapped.len_bytes());
+        debug_assert!(base.is_multiple_of(REGION_BYTES), "the array at {base:#x} begins within a region");
         let extents = Mutex::new(Extents::new(base / REGION_BYTES, len_bytes / REGION_BYTES));
         if self.array.set(Array { swapped, extents }).is_err() {
             return Err(Error::new(Code::Internal, "a process swaps twice"));
@@ -100,6 +101,11 @@ impl Heap {
     pub(super) fn take(&self, size: usize, align: usize) -> Option<NonNull<c_void>> {
         let (array, regions) = (self.array()?, regions_of(size)?);
         let first = as_paging(|| lock(&array.extents).take(regions, align as u64))?;
+        debug_assert!(
+            (first + regions) * REGION_BYTES <= array.swapped.len_bytes(),
+            "{regions} regions from {first} on are beyond {} bytes",
+            array.swapped.len_bytes()
+        );
         // SAFETY: the extents are of the array's regions.
         Some(unsafe { array.swapped.as_ptr().add((first * REGION_BYTES) as usize) }.cast())
     }
