@@ -99,6 +99,7 @@ fn place(kind: &str, controller: &str, groups: &str, mounts: &str) -> Option<Gro
     let mount = PathBuf::from(mount);
     // Joined with nothing a path would end with a slash.
     let folder = if inside.as_os_str().is_empty() { mount.clone() } else { mount.join(inside) };
+    debug_assert!(folder.starts_with(&mount), "the group {folder:?} is outside of its hierarchy {mount:?}");
     Some(GroupLocation { mount, folder })
 }
 

@@ -38,6 +38,8 @@ pub const TEMPLATE: u32 = 4;
 /// socket. The kernel allows 253.
 const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR + MAX_LENT_FOLDERS;
 
+const _: () = assert!(MAX_DESCRIPTORS <= 253, "the kernel passes at most 253 descriptors with a message");
+
 /// Sends a message with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = message.encode_to_vec();

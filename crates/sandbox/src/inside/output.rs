@@ -195,6 +195,12 @@ impl WriteAllowance {
         if has_dropped && self.bytes < RESUME_BYTES {
             return 0;
         }
+        debug_assert!(
+            self.bytes <= BURST_BYTES && (self.bytes == 0 || self.debt == 0),
+            "{} bytes are allowed, beside a debt of {}",
+            self.bytes,
+            self.debt
+        );
         let taken = wanted.min(self.bytes);
         self.bytes -= taken;
         taken
@@ -235,6 +241,7 @@ fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
         to += rustix::io::pwrite(log, &bytes[..count], to)? as u64;
         from += count as u64;
     }
+    debug_assert!(to <= LOG_BYTES, "a shortened log has {to} bytes, at most {LOG_BYTES}");
     rustix::fs::ftruncate(log, to)?;
     rustix::fs::seek(log, SeekFrom::Start(to))?;
     Ok(())
@@ -269,6 +276,7 @@ impl LabelledLines {
 
     fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
+        debug_assert!(line.len() <= LINE_BYTES, "a line of {} bytes, at most {LINE_BYTES}", line.len());
         if !line.is_empty() && self.pending.len() < PENDING_BYTES {
             let text = String::from_utf8_lossy(&line);
             self.pending.extend(format!("{}{}\n", self.label, printable_line(&text)).bytes());

@@ -199,6 +199,15 @@ fn weak_rules(network: NetworkAccess, devices: Devices, own: u32, landlock_abi: 
         // A filter cannot see its flags.
         rules.insert(number(libc::SYS_openat2), CallVerdict::Fail(libc::ENOSYS));
     }
+    debug_assert!(
+        OF_OTHERS.iter().chain(OF_FILES).all(|&call| !rules.contains_key(&number(call))),
+        "a weak isolation has rules for calls that reach others or their files: {:?}",
+        OF_OTHERS
+            .iter()
+            .chain(OF_FILES)
+            .filter(|&&call| rules.contains_key(&number(call)))
+            .collect::<Vec<_>>()
+    );
     rules
 }
 
