@@ -22,7 +22,9 @@ impl Digest {
 
     /// The digest in hexadecimal, without the name of the algorithm, as in a file's name.
     pub fn hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        debug_assert_eq!(Digest::from_hex(&hex).as_ref(), Some(self), "{hex} is read as another digest");
+        hex
     }
 
     /// Reads a digest from a file's name.

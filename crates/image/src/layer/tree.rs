@@ -112,6 +112,12 @@ impl<'a> Tree<'a> {
 
     /// Number of files, folders, links and whiteouts that were made.
     pub(crate) fn made(&self) -> u64 {
+        debug_assert!(
+            self.files_left <= self.files_limit,
+            "{} of {} files are left",
+            self.files_left,
+            self.files_limit
+        );
         self.files_limit - self.files_left
     }
 
