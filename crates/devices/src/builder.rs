@@ -90,6 +90,12 @@ impl Builder {
                 })
             }));
         }
+        debug_assert_eq!(build.parts.len(), parts.len(), "parts that were built one by one");
+        debug_assert!(
+            build.parts.iter().flatten().all(|part| part.program < build.programs.len()),
+            "a part lies in none of {} programs",
+            build.programs.len()
+        );
         Ok(build)
     }
 

@@ -175,7 +175,9 @@ impl Driver for Cuda {
         if group > most {
             return Err(DeviceError::TooLarge { len_bytes: group, most_bytes: most });
         }
-        let size = live::LaunchSize { groups: grid.items.div_ceil(group) as u32, group: group as u32 };
+        let groups = grid.items.div_ceil(group);
+        debug_assert!(groups <= u64::from(u32::MAX), "{grid:?} has {groups} groups of {group}");
+        let size = live::LaunchSize { groups: groups as u32, group: group as u32 };
         let block = live::ArgumentBlock::new(arguments);
         lane.launch(kernel, block, size, patience)
     }

@@ -33,6 +33,12 @@ impl ProgramImage {
     }
 
     pub fn encode(&self) -> Vec<u8> {
+        debug_assert!(
+            self.places.iter().all(|place| place.program < self.programs.len()),
+            "an image of {} programs has kernels in others: {:?}",
+            self.programs.len(),
+            self.places
+        );
         let mut writer = FieldWriter::default();
         writer.number(self.programs.len() as u64);
         self.programs.iter().for_each(|program| writer.field(program));

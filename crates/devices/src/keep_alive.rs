@@ -128,6 +128,12 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
             self.remove(&key);
             gone.push(key);
         }
+        debug_assert_eq!(
+            self.used_bytes,
+            self.entries.values().map(|entry| entry.cost.size_bytes).sum::<u64>(),
+            "the sizes of {} entries",
+            self.entries.len()
+        );
         gone
     }
 

@@ -75,6 +75,13 @@ impl<D: Driver> Lane<D> {
     ) -> Result<u32, DeviceError> {
         let (size, capacity) = self.prepare(launch.tenant, &input, &output)?;
         let staging = self.staging.as_ref();
+        let is_on_host = matches!(input, LaunchInput::Host(_)) || matches!(output, LaunchOutput::Host(_));
+        debug_assert!(
+            !is_on_host || staging.is_some_and(|staging| staging.tenant == launch.tenant),
+            "memory of {:?} for a launch of {:?}",
+            staging.map(|staging| staging.tenant),
+            launch.tenant
+        );
         let staged = || staging.expect("prepared for whatever is on the host");
         let pool = Arc::clone(&self.pool);
         if let LaunchInput::Host(bytes) = &input

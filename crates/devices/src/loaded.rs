@@ -55,5 +55,10 @@ impl<D: Driver> LoadedFunctions<D> {
 
     fn forget(&mut self, gone: &[Digest]) {
         gone.iter().for_each(|digest| drop(self.functions.remove(digest)));
+        debug_assert_eq!(
+            self.functions.len(),
+            self.kept.keys().count(),
+            "functions, and those that are kept"
+        );
     }
 }

@@ -118,6 +118,7 @@ impl<D: Driver> FunctionMaker<'_, D> {
         let begun = Instant::now();
         let parts: Vec<_> = wanted.iter().map(|wanted| self.part(wanted)).collect();
         let BuildResult { programs, parts } = self.driver.build(&parts)?;
+        debug_assert_eq!(parts.len(), wanted.len(), "parts of {} programs", programs.len());
         let build_us = begun.elapsed().as_micros() as u64;
         let place = |wanted: &NeededProgram<'_>, part: Result<crate::driver::BuiltPart, String>| {
             let part = part?;

@@ -83,6 +83,12 @@ impl<D: Driver> DevicePool<D> {
             self.wipe(&piece)?;
             piece.owner = tenant;
         }
+        debug_assert!(
+            piece.owner == tenant && piece.len_bytes == len_bytes,
+            "{tenant:?} gets {} bytes of {:?} for {len_bytes}",
+            piece.len_bytes,
+            piece.owner
+        );
         Ok(piece)
     }
 
@@ -168,11 +174,13 @@ impl<D: Driver> Drop for DevicePool<D> {
 
 /// Size of a piece for `len_bytes` bytes.
 fn size_class(len_bytes: u64) -> u64 {
-    if len_bytes <= STEP_BYTES {
+    let size = if len_bytes <= STEP_BYTES {
         len_bytes.max(LEAST_BYTES).next_power_of_two()
     } else {
         len_bytes.next_multiple_of(STEP_BYTES)
-    }
+    };
+    debug_assert!(size >= len_bytes && size.is_multiple_of(LEAST_BYTES), "{size} bytes for {len_bytes}");
+    size
 }
 
 /// Data of one tenant that stays on the device from one launch to the next.
@@ -207,6 +215,12 @@ impl<D: Driver> DeviceBuffer<D> {
 
     /// Number of bytes that the buffer contains.
     pub fn len_bytes(&self) -> u32 {
+        debug_assert!(
+            self.len_bytes <= self.capacity_bytes,
+            "a buffer of {} bytes has {}",
+            self.capacity_bytes,
+            self.len_bytes
+        );
         self.len_bytes
     }
 

@@ -132,7 +132,8 @@ impl<D: Driver> DeviceSandboxes<D> {
             let kernel = |_: &_| self.driver().kernel(&instance.function.module, &instance.function.name);
             let kernels: Result<Vec<_>, _> =
                 self.lanes.iter().map(|lane| kernel(lane).map(Mutex::new)).collect();
-            let _ = instance.kernels.set(kernels?);
+            let is_first = instance.kernels.set(kernels?).is_ok();
+            debug_assert!(is_first, "sandbox {id}, which is {:?}, has kernels already", state.status);
             state.status = DeviceSandboxStatus::Running;
             Ok(*state)
         })
@@ -187,6 +188,10 @@ impl<D: Driver> DeviceSandboxes<D> {
             LaunchInput::Device(buffer) => buffer.len_bytes(),
         };
         let grid = Grid { items: instance.work.items_for(size), group: instance.work.group };
+        debug_assert!(
+            grid.group.is_none_or(|group| grid.items.is_multiple_of(u64::from(group))),
+            "{grid:?} of sandbox {id} has a part of a group"
+        );
         let kernels = instance.kernels.get().expect("what runs was started");
         let ended = self.on_free_lane(|number, lane| {
             let mut kernel = lock(&kernels[number]);
@@ -255,7 +260,8 @@ impl<D: Driver> DeviceSandboxes<D> {
         let mut table = lock(&self.table);
         table.last += 1;
         let id = DeviceSandboxId(table.last);
-        table.instances.insert(id, Arc::new(instance));
+        let before = table.instances.insert(id, Arc::new(instance));
+        debug_assert!(before.is_none(), "two sandboxes have the number {id}");
         Ok(id)
     }
 

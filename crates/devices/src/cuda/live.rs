@@ -332,6 +332,7 @@ impl CudaStream {
     /// Sets bytes to zero before later commands of the stream execute.
     pub fn wipe(&self, memory: &CudaMemory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
+        debug_assert!(len_bytes.is_multiple_of(4), "{len_bytes} bytes to wipe are not whole words");
         let table = self.context.enter()?;
         // SAFETY: the piece has at least that many bytes, in whole words, since the sizes of pieces and of the written
         // word are.

@@ -30,6 +30,11 @@ pub(crate) fn serve(identity: &str, parts: &[ImagePart<'_>]) -> Result<BuildResu
         build.parts.push(made.map_err(said));
     }
     link(&context, linkable, &mut build);
+    debug_assert!(
+        build.parts.iter().flatten().all(|part| part.program < build.programs.len()),
+        "a part was linked into none of {} programs",
+        build.programs.len()
+    );
     Ok(build)
 }
 

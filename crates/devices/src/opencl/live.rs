@@ -171,6 +171,7 @@ impl CommandQueue {
             }
         };
         let pattern = 0u32;
+        debug_assert!(len_bytes.is_multiple_of(4), "{len_bytes} bytes to wipe are not whole patterns");
         // SAFETY: the pattern is copied before the call returns; the piece has at least that many bytes, in whole
         // patterns, since the sizes of pieces and of the written word are.
         let code = unsafe {
