@@ -85,6 +85,7 @@ impl<'call> FunctionCall<'call> {
         let message = message.replace('\0', "\u{fffd}");
         let end = (0..=MAX_MESSAGE_BYTES.min(message.len())).rev().find(|&end| message.is_char_boundary(end));
         let message = CString::new(&message[..end.unwrap_or_default()]).unwrap_or_default();
+        debug_assert!(message.count_bytes() <= MAX_MESSAGE_BYTES, "{message:?} is longer than Sublet keeps");
         // SAFETY: a string that ends with 0, which is copied at once; the context is this thread's own.
         #[cfg(not(target_family = "wasm"))]
         unsafe {

@@ -76,6 +76,7 @@ impl FunctionCall<'_> {
                 (table.call)(context, name.as_ptr(), input, input_bytes, output, capacity, &mut written)
             }
         })?;
+        debug_assert!(written <= capacity, "{function} wrote {written} bytes of output into {capacity}");
         Ok(written as usize)
     }
 
@@ -260,6 +261,10 @@ impl FunctionCall<'_> {
         self.attempt(|table, context| unsafe {
             (table.receive)(context, name.as_ptr(), at, capacity, timeout, &mut size, &mut instance)
         })?;
+        debug_assert!(
+            size <= capacity,
+            "a message of {size} bytes from {component} was written into {capacity}"
+        );
         Ok((usize::try_from(size).unwrap_or(usize::MAX), instance))
     }
 }

@@ -11,7 +11,7 @@ use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
 
 use crate::engine::{WasmEngine, WasmFunction};
 use crate::failure::CallFailure;
-use crate::limits::PAGE_BYTES;
+use crate::limits::{MOST_MEMORY_BYTES, PAGE_BYTES};
 use crate::reserve::RESERVED_BYTES;
 use crate::state::HostState;
 
@@ -90,6 +90,7 @@ fn call(
     }
     let live = LiveInstance::start(engine, store)?;
     let place = live.place(engine, store, CallLayout::of(input.len(), output.capacity()))?;
+    debug_assert!(place.end <= MOST_MEMORY_BYTES, "{place:?} is beyond the addresses of a module");
     let CallLayout { input: input_at, output: output_at, .. } = place;
     let memory = live.memory.data_mut(&mut *store);
     put(memory, place.context, &CONTEXT_BYTES.to_le_bytes());
@@ -195,6 +196,11 @@ impl LiveInstance {
             (None, _) => self.grow(store, layout.end),
         };
         let memory_bytes = self.memory.data_size(&*store) as u64;
+        debug_assert!(
+            engine.reserved.is_none_or(|at| at + RESERVED_BYTES <= memory_bytes),
+            "space is reserved at {:?} of {memory_bytes} bytes",
+            engine.reserved
+        );
         // The result of a module's allocator is untrusted.
         let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
         placed.ok_or(CallFailure::NoSpace { wanted_bytes: layout.end, memory_bytes })

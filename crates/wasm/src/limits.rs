@@ -8,6 +8,8 @@ use wasmtime::{Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// The size of a page of linear memory, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 1 << 16;
+/// Most linear memory that a module can address, in bytes.
+pub(crate) const MOST_MEMORY_BYTES: u64 = 1 << 32;
 /// Maximum number of tables of a module, and of elements of each.
 const MAX_TABLES: u32 = 2;
 const MAX_TABLE_ELEMENTS: usize = 1 << 16;
@@ -32,7 +34,7 @@ impl CallLimits {
     /// Returns the package's limits, bounded by the lease.
     pub(crate) fn new(said: WasmLimits, load: &EngineLoad<'_>) -> CallLimits {
         let share = load.memory_bytes / u64::from(load.workers.max(1));
-        let memory_bytes = said.memory_bytes.unwrap_or(u64::MAX).min(share).min(1 << 32);
+        let memory_bytes = said.memory_bytes.unwrap_or(u64::MAX).min(share).min(MOST_MEMORY_BYTES);
         CallLimits {
             deadline: Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS)),
             memory_bytes: memory_bytes / PAGE_BYTES * PAGE_BYTES,

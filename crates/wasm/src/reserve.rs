@@ -92,6 +92,7 @@ fn encode(mut value: u32) -> Vec<u8> {
         value >>= 7;
     }
     bytes.push(value as u8);
+    debug_assert!(bytes.len() <= 5, "a number of 32 bits has 1 to 5 groups of 7: {bytes:?}");
     bytes
 }
 

@@ -50,6 +50,8 @@ impl Ticker {
             })?;
         // A call starts within a tick, so it gets one more.
         let ticks = deadline.as_nanos().div_ceil(tick.as_nanos()) + 1;
+        // The length of a tick is rounded down, which adds one more.
+        debug_assert!(ticks <= u128::from(PARTS) + 2, "{deadline:?} is {ticks} ticks of {tick:?}");
         Ok(Ticker { shared, thread: Some(thread), deadline_ticks: ticks as u64 })
     }
 
@@ -113,6 +115,7 @@ pub(crate) struct RunningCall<'ticker> {
 
 impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
-        self.shared.calls.fetch_sub(1, Ordering::Release);
+        let before = self.shared.calls.fetch_sub(1, Ordering::Release);
+        debug_assert!(before > 0, "a call ends, of {before} that are running");
     }
 }
