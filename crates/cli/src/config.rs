@@ -11,7 +11,7 @@ mod flags;
 pub(crate) mod manager;
 mod schema;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -120,6 +120,7 @@ impl EffectiveSettings {
     }
 
     fn put(&mut self, key: &ConfigKey, text: String, source: ValueSource) {
+        debug_assert!(!key.is_pattern(), "{} stands for many names, and {source} sets it", key.name);
         self.settings.insert(key.name.to_owned(), Setting { text, source });
     }
 
@@ -129,6 +130,7 @@ impl EffectiveSettings {
         name: &str,
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Result<Option<T>, Error> {
+        debug_assert!(self.schema.key(name).is_some(), "{name} is not among {}", self.schema.names());
         let Some(setting) = self.settings.get(name) else { return Ok(None) };
         parse(&setting.text).map(Some).map_err(|why| self.invalid(name, &why))
     }
@@ -160,6 +162,11 @@ impl EffectiveSettings {
         let names = self.settings.keys().filter_map(|name| name.strip_prefix(table)?.split('.').next());
         let mut names: Vec<_> = names.collect();
         names.dedup();
+        debug_assert_eq!(
+            names.iter().collect::<BTreeSet<_>>().len(),
+            names.len(),
+            "twice in {table}: {names:?}"
+        );
         names
     }
 
@@ -224,6 +231,11 @@ impl EffectiveSettings {
                 _ => {}
             }
         }
+        debug_assert_eq!(
+            lines.iter().filter(|line| line.value.is_some()).count(),
+            self.settings.len(),
+            "a value has one line: {lines:?}"
+        );
         lines
     }
 }

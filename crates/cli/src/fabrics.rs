@@ -44,6 +44,10 @@ pub(crate) fn look() -> Result<Fabrics, Error> {
     fabrics.extend(interfaces.iter().flat_map(tcp));
     let machine = LocalMachine { interfaces: &interfaces, ports: &ports(), memory_lock: memory_lock() };
     fabrics.extend(machine.ofi());
+    debug_assert!(
+        fabrics.iter().all(|fabric| fabric.usable == fabric.reason.is_none()),
+        "a fabric that is not usable has a reason, and no other has one: {fabrics:?}"
+    );
     let offered = sublet_agent::automatic_fabrics(false);
     let chosen = choose(&offered, &fabrics, default_route().as_deref());
     Ok(Fabrics { fabrics, chosen, memory_lock_bytes: machine.memory_lock.bytes() })

@@ -209,6 +209,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
             Ok(done) => break done,
         }
     };
+    debug_assert!(done.output_bytes <= capacity, "{} bytes of {capacity}", done.output_bytes);
     let Lease { id: lease, node, pu, choice, build, .. } = invoker.lease().unwrap_or_default();
     let called = CallReport {
         function: arguments.name.clone(),

@@ -23,6 +23,11 @@ pub(crate) const CLIENT: Needs = Needs { files: 32, address_bytes: 64 * MIB, fil
 /// The needs of a command that serves clients: stores, packages and the memory of leases are files, and threads need address space.
 pub(crate) const SERVER: Needs = Needs { files: 256, address_bytes: 512 * MIB, file_bytes: 64 * MIB };
 
+const _: () = assert!(
+    CLIENT.files <= SERVER.files && SERVER.files <= MOST_FILES,
+    "a command needs more open files than it asks for"
+);
+
 /// Raises the limit of open files, has writes beyond the limit of file sizes fail instead of ending this process, and checks
 /// the limits.
 ///

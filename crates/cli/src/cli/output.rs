@@ -36,6 +36,10 @@ impl CommandOutput {
             return Ok(printable_text(&text(value)).into_owned());
         }
         let line = serde_json::to_string(value).map(|line| printable_json(&line).into_owned());
+        debug_assert!(
+            line.as_ref().is_ok_and(|line| !line.contains('\n')) || line.is_err(),
+            "JSON has several lines: {line:?}"
+        );
         line.map_err(|error| {
             Error::new(Code::Internal, format!("the result cannot be written as JSON: {error}"))
         })
@@ -108,6 +112,10 @@ pub(crate) fn table<Row: AsRef<[String]>>(headings: &[&str], rows: &[Row]) -> St
     let mut widths: Vec<_> = headings.iter().map(|heading| heading.len()).collect();
     let cells = |row: &Row| row.as_ref().iter().map(|cell| printable_line(cell).into_owned()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    debug_assert!(
+        rows.iter().all(|row| row.len() == headings.len()),
+        "a row has not a cell under each of {headings:?}: {rows:?}"
+    );
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());

@@ -106,6 +106,7 @@ pub(crate) fn switch(text: &str) -> Result<bool, String> {
 
 /// Parses a whole number within bounds.
 pub(crate) fn whole(text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
+    debug_assert!(!bounds.is_empty(), "no number is from {} to {}", bounds.start(), bounds.end());
     let number = text.parse::<u64>().ok().filter(|number| bounds.contains(number));
     number
         .ok_or_else(|| format!("{text:?} is not a whole number from {} to {}", bounds.start(), bounds.end()))

@@ -242,6 +242,7 @@ fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Er
         scratch_bytes: create.scratch,
         ..of_kind
     };
+    debug_assert!((1..=MAX_VECTOR).contains(&(create.count as usize)), "{} sandboxes at once", create.count);
     Ok(SandboxCreate { specs: vec![spec; create.count as usize], start: create.start })
 }
 

@@ -52,7 +52,9 @@ fn day(date: &str) -> Option<u64> {
         return None;
     }
     let years = (1970..year).map(|year| if is_leap(year) { 366 } else { 365 }).sum::<u64>();
-    Some(years + (1..month).map(|month| days_of(year, month)).sum::<u64>() + day - 1)
+    let days = years + (1..month).map(|month| days_of(year, month)).sum::<u64>() + day - 1;
+    debug_assert_eq!(self::date(days), (year, month, day), "{days} days after 1970-01-01");
+    Some(days)
 }
 
 /// Year, month and day of the month.
@@ -74,6 +76,7 @@ fn date(mut days: u64) -> (u64, u64, u64) {
         days -= days_of(year, month);
         month += 1;
     }
+    debug_assert!(month <= 12, "{days} days are left after December {year}");
     (year, month, days + 1)
 }
 
@@ -102,7 +105,9 @@ fn time_of_day_ms(text: &str) -> Option<i64> {
     }
     let second = (hours * 60 + minutes) * 60 + seconds;
     let ms = i64::try_from(second * 1000 + milliseconds(fraction)?).ok()?;
-    Some(ms - offset_ms(zone)?)
+    let ms = ms - offset_ms(zone)?;
+    debug_assert!(ms.unsigned_abs() < 2 * DAY_MS, "{ms} ms after midnight");
+    Some(ms)
 }
 
 fn milliseconds(fraction: &str) -> Option<u64> {

@@ -174,6 +174,12 @@ impl Create {
             }
             _ => {}
         }
+        debug_assert!(
+            self.tenant.is_none() || self.node.is_none(),
+            "a token is for the tenant {:?} or the node {:?}",
+            self.tenant,
+            self.node
+        );
         let role = match self.role {
             RoleName::User => Role::User,
             RoleName::Operator => Role::Operator,

@@ -253,6 +253,7 @@ struct AgentPrograms {
 }
 
 fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) -> sublet_agent::AgentOptions {
+    debug_assert!(state.is_absolute(), "the state folder {} is relative", state.display());
     sublet_agent::AgentOptions {
         state: state.to_owned(),
         socket: state.join("agent.sock"),

@@ -196,6 +196,7 @@ fn shared(settings: &EffectiveSettings) -> Result<Option<SharedCores>, Error> {
         }
         (cores, places) => {
             let places = places.unwrap_or_else(|| cores.saturating_mul(PLACES_OF_A_SHARED_CORE));
+            debug_assert!(places >= cores, "{places} places on {cores} shared cores");
             Ok(Some(SharedCores { cores, places }))
         }
     }

@@ -63,6 +63,7 @@ fn with_flag(schema: &'static Schema) -> impl Iterator<Item = &'static ConfigKey
 }
 
 fn argument(key: &'static ConfigKey) -> Arg {
+    debug_assert!(!key.flag.is_empty(), "{} has no flag", key.name);
     let otherwise = match key.otherwise {
         Otherwise::Is(text) => format!(" [default: {text}]"),
         Otherwise::Means(text) => format!(" [default: {text}]"),

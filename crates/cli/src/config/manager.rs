@@ -181,6 +181,8 @@ fn queue(settings: &EffectiveSettings) -> Result<QueueLimits, Error> {
 /// Minimum number of connections.
 const LEAST_CONNECTIONS: u64 = 64;
 
+const _: () = assert!(LEAST_CONNECTIONS <= MAX_CONNECTIONS as u64, "the default is below the minimum");
+
 fn connections(settings: &EffectiveSettings) -> Result<ConnectionLimits, Error> {
     let number = |text: &str| whole(text, 1..=1 << 20).map(|number| number as usize);
     let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(|number| number as usize);

@@ -52,6 +52,7 @@ fn by_tcp(fabrics: &[FabricReport], default_route: Option<&str>) -> Option<Chose
 }
 
 fn chosen(fabric: &FabricReport, why: &str) -> Chosen {
+    debug_assert!(fabric.usable, "a fabric is chosen that is not usable: {fabric:?}");
     Chosen {
         clients: FabricClients::OtherMachines,
         fabric: fabric.fabric,

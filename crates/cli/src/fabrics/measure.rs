@@ -105,6 +105,9 @@ struct CacheLineFlag(AtomicU32);
 /// The flag of an end that has finished.
 const FINISHED: u32 = u32::MAX;
 
+const _: () =
+    assert!(MAX_ROUNDS < FINISHED as usize, "a count of messages would say that an end has finished");
+
 impl SharedMemoryEnd {
     pub(super) fn connect(bytes: usize) -> (SharedMemoryEnd, SharedMemoryEnd) {
         let shared = Arc::new([CacheLineFlag(AtomicU32::new(0)), CacheLineFlag(AtomicU32::new(0))]);

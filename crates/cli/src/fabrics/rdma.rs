@@ -71,6 +71,7 @@ fn bits_per_s(rate: &str) -> Option<u64> {
 
 /// Returns a warning if the port's packets are smaller than the interface can carry, or larger.
 pub(super) fn mtu_warning(interface_bytes: u64, port_bytes: u64) -> Option<String> {
+    debug_assert!(RDMA_MTUS_BYTES.is_sorted(), "the largest is searched from the end: {RDMA_MTUS_BYTES:?}");
     let room = interface_bytes.saturating_sub(ROCE_HEADERS_BYTES);
     let fits = RDMA_MTUS_BYTES.into_iter().rev().find(|&mtu| mtu <= room)?;
     let differ = format!(

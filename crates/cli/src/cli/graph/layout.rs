@@ -32,6 +32,7 @@ pub(super) struct GraphLayout {
 
 /// Lays a graph out.
 pub(super) fn lay_out(graph: &Graph, measures: &Measures<'_>) -> GraphLayout {
+    debug_assert_eq!(measures.sizes.len(), graph.components.len(), "sizes of the boxes of {}", graph.name);
     let options = GraphOptions { directed: true, ..GraphOptions::default() };
     let mut layered: Layered<NodeLabel, EdgeLabel> = Layered::with_options(options);
     for (index, &(width, height)) in measures.sizes.iter().enumerate() {

@@ -151,6 +151,7 @@ fn extent(points: &[MemoryPoint]) -> (u64, u64) {
 
 /// Maximum of memory in a period.
 fn most_within(points: &[MemoryPoint], from_us: u64, to_us: u64) -> MemoryPoint {
+    debug_assert!(from_us <= to_us, "a period from {from_us} us to {to_us} us");
     // The point before the period still holds at its start.
     let first = points.partition_point(|point| point.at_us <= from_us).saturating_sub(1);
     let within = points[first..].iter().enumerate().take_while(|(index, at)| *index == 0 || at.at_us < to_us);

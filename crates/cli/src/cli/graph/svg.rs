@@ -29,6 +29,7 @@ pub(super) fn draw(graph: &Graph) -> String {
     let sizes: Vec<(f64, f64)> = graph.components.iter().map(size).collect();
     let measures = Measures { sizes: &sizes, between_boxes: 30.0, between_lines: 14.0, between_layers: 56.0 };
     let layout = lay_out(graph, &measures);
+    debug_assert_eq!(layout.lines.len(), graph.edges.len(), "lines for the edges of {}", graph.name);
     let (width, height) = (layout.width + 2.0 * MARGIN, layout.height + 2.0 * MARGIN);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" \

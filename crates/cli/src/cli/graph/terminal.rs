@@ -98,6 +98,7 @@ impl DrawingPlan {
             let is_last = layer + 1 == heights.len();
             layers.push(layers[layer] + BOX_ROWS + if is_last { 0 } else { rows + 2 });
         }
+        debug_assert!(layers.is_sorted(), "the layers are not below each other: {layers:?}");
         let right = boxes.iter().map(|frame| frame.left + frame.width);
         let columns = right.chain(wires.iter().flat_map(|wire| wire.columns.iter().map(|column| column + 1)));
         DrawingPlan { columns: columns.max().unwrap_or_default(), boxes, wires, layers }
@@ -109,6 +110,7 @@ impl DrawingPlan {
 
     fn draw_box(&self, index: usize, component: &Component, canvas: &mut Canvas) {
         let BoxFrame { layer, left, width } = self.boxes[index];
+        debug_assert!(left + width <= self.columns, "box {index} of {width} at {left} of {}", self.columns);
         let top = self.layers[layer];
         let (upper, lower) = match component.memory() {
             Some(_) => (['╭', '╮'], ['╰', '╯']),
@@ -155,6 +157,7 @@ impl DrawingPlan {
 }
 
 fn framed(corners: [char; 2], width: usize) -> String {
+    debug_assert!(width >= 4, "a box of {width} columns has no place for a frame and margins");
     let [left, right] = corners;
     format!("{left}{}{right}", "─".repeat(width - 2))
 }
@@ -164,6 +167,7 @@ impl Wire {
         let is_upward = boxes[from].layer > boxes[to].layer;
         let (upper, lower) = if is_upward { (to, from) } else { (from, to) };
         let (first_layer, last_layer) = (boxes[upper].layer, boxes[lower].layer);
+        debug_assert!(first_layer <= last_layer, "an edge leads down from {first_layer} to {last_layer}");
         let columns =
             (first_layer..=last_layer).map(|layer| at(line, heights[layer]).round().max(0.0) as usize);
         let columns: Vec<usize> = columns.collect();
@@ -211,6 +215,12 @@ fn settle_ends(graph: &Graph, boxes: &[BoxFrame], wires: &mut [Wire]) {
             let count = ends.len();
             for (place, (_, number)) in ends.into_iter().enumerate() {
                 let column = frame.left + 1 + ((2 * place + 1) * (frame.width - 2)) / (2 * count);
+                debug_assert!(
+                    (frame.left + 1..frame.left + frame.width - 1).contains(&column),
+                    "edge {number} ends at {column}, beside box {index} of {} at {}",
+                    frame.width,
+                    frame.left
+                );
                 let columns = &mut wires[number].columns;
                 let end = if is_below { 0 } else { columns.len() - 1 };
                 columns[end] = column;
@@ -250,6 +260,7 @@ fn settle_turns(layer: usize, wires: &mut [Wire]) -> usize {
         taken[row].push((start, end));
         rows[wire] = Some(row);
     }
+    debug_assert!(rows.iter().all(Option::is_some), "a line below layer {layer} has no row: {rows:?}");
     for ((number, step, ..), row) in turning.into_iter().zip(rows) {
         wires[number].turns[step] = row;
     }
@@ -310,6 +321,7 @@ impl Canvas {
     }
 
     fn join(&mut self, column: usize, row: usize, side: u8, pen: Pen) {
+        debug_assert!(side.is_power_of_two() && side <= LEFT, "{side} is no side of a cell");
         let Some(cell) = self.0.get_mut(row).and_then(|row| row.get_mut(column)) else { return };
         *cell = match *cell {
             Cell::Lines { sides, pen: before } if before == pen => Cell::Lines { sides: sides | side, pen },

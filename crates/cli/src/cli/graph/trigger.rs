@@ -237,12 +237,14 @@ impl Runner {
             tally.failed += 1;
             tally.last = Some(error);
         }
+        debug_assert!(tally.failed <= tally.ended, "{} of {} runs failed", tally.failed, tally.ended);
     }
 
     /// Returns the last error, if a run failed.
     fn verdict(&self) -> Result<(), Error> {
         let mut tally = lock(&self.tally);
         let (failed, ended) = (tally.failed, tally.ended);
+        debug_assert_eq!(tally.last.is_some(), failed > 0, "an error of {failed} failed runs");
         match tally.last.take() {
             None => Ok(()),
             Some(Error { code, message }) => {

@@ -160,6 +160,7 @@ fn line(input: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
         let part = &there[..end.unwrap_or(there.len())];
         let room = (MAX_OUTPUT_BYTES + 1).saturating_sub(bytes.len());
         bytes.extend_from_slice(&part[..part.len().min(room)]);
+        debug_assert!(bytes.len() <= MAX_OUTPUT_BYTES + 1, "{} bytes are kept of a line", bytes.len());
         let read = part.len() + usize::from(end.is_some());
         input.consume(read);
         if end.is_some() {

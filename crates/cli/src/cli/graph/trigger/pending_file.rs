@@ -69,6 +69,7 @@ impl PendingFile {
         let to = self.folder.join(if is_well { DONE } else { FAILED }).join(&self.name);
         // Held until the file is moved: a later file of this name is another event.
         let mut under_way = lock(&self.under_way);
+        debug_assert!(under_way.contains(&self.name), "the file {:?} has no run that has ended", self.name);
         let put = || -> std::io::Result<bool> {
             std::fs::rename(&from, &to)?;
             let is_same = *lock(&self.read) == Some(ContentStamp::of(&std::fs::metadata(&to)?));
