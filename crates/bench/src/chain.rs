@@ -179,6 +179,7 @@ impl ChainSamples {
     }
 
     fn times(mut self, plan: &ChainPlan) -> Times {
+        debug_assert!((2..=MAX_FUNCTIONS).contains(&plan.functions), "a chain of {}", plan.functions);
         let [one_ns, all_ns] = [&mut self.one, &mut self.all].map(|samples| samples.summary(1.0).median_ns);
         Times { all_ns, one_ns, hop_ns: (all_ns - one_ns) / f64::from(plan.functions - 1) }
     }
@@ -338,6 +339,11 @@ impl ServerProcesses {
 
     /// Calls the first servers in turn, each with the answer of the one before.
     fn call(&mut self, length: u32, message: &mut Message) -> Result<(), Error> {
+        debug_assert!(
+            length as usize <= self.connections.len(),
+            "a chain of {length} over {} servers",
+            self.connections.len()
+        );
         for connection in self.connections.iter_mut().take(length as usize) {
             let executed = word(message, 4);
             message[..4].copy_from_slice(&(executed + 1).to_le_bytes());

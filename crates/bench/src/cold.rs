@@ -71,6 +71,7 @@ fn processes(
     // The first start is not counted: it unpacks the package on the node, and builds its kernels.
     for start in 0..=n {
         let times = start_once(&mut invoker, package)?;
+        debug_assert_eq!(times.len(), STEPS.len() + 1, "each step begins and ends: {STEPS:?}");
         if start > 0 {
             total.push(times[times.len() - 1].saturating_sub(times[0]));
             for (step, pair) in steps.iter_mut().zip(times.windows(2)) {

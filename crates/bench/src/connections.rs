@@ -85,6 +85,11 @@ pub fn run(
     let think_ticks = (THINK.as_nanos() as f64 * calibration.ticks_per_ns()) as u64;
     let mut measured: Vec<_> =
         counts(plan.connections).map(|count| (count, Samples::with_capacity(plan.calls as usize))).collect();
+    debug_assert!(
+        measured.is_sorted_by(|(one, _), (next, _)| one < next),
+        "the numbers of connections do not grow up to {}",
+        plan.connections
+    );
     for _ in 0..blocks(plan.calls) {
         for (connections, samples) in &mut measured {
             block(&mut invoker, (transport, plan), *connections, think_ticks, samples)?;
@@ -142,6 +147,10 @@ fn summaries(
     let mut summaries: Vec<ConnectionsResult> = Vec::with_capacity(measured.len());
     for (connections, mut samples) in measured {
         let summary = samples.summary(ticks_per_ns);
+        debug_assert!(
+            connections == 1 || !summaries.is_empty(),
+            "the first ratio is to {connections} connections"
+        );
         let one_ns = summaries.first().map_or(summary.median_ns, |one| one.median_ns);
         summaries.push(ConnectionsResult {
             subject: Subject {

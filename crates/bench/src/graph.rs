@@ -23,6 +23,9 @@ const WARM_COMPONENTS: usize = 3;
 /// Components of the chain, and the time of each.
 const CHAIN_COMPONENTS: usize = 10;
 const CHAIN_STEP: Duration = Duration::from_millis(100);
+
+const _: () = assert!(WARM_COMPONENTS == 3 && CHAIN_COMPONENTS == 10, "the table's rows say 3 and 10");
+
 /// Time for which workers are kept between two runs.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
@@ -152,6 +155,7 @@ fn open(
     };
     let edge =
         |at: usize| json!({ "type": "trigger", "from": format!("c{at}"), "to": format!("c{}", at + 1) });
+    debug_assert!(count > 0, "{name} has {count} components, and its first one is the entry");
     let components: Vec<Value> = (0..count).map(component).collect();
     let edges: Vec<Value> = (0..count - 1).map(edge).collect();
     let document = json!({ "version": 1, "name": name, "components": components, "edges": edges });

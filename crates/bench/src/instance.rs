@@ -87,6 +87,8 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut SideSamples
 }
 
 fn outcome(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) -> ColdStartResult {
+    debug_assert_eq!(wasm.total.len(), native.total.len(), "the sides take turns of the same length");
+    debug_assert_eq!(wasm.total.len(), wasm.executing.len(), "each call has both times");
     let total = wasm.total.summary(ticks_per_ns);
     let (median_us, p99_us) = micros(&mut wasm.executing);
     ColdStartResult {

@@ -232,10 +232,14 @@ async fn as_fast_as_it_goes(clients: &[LeaseClient], plan: LeasePlan) -> Result<
             loops.spawn(again_and_again(client.clone(), counted_from, until));
         }
     }
-    let mut leases = 0;
+    let mut leases: u64 = 0;
     while let Some(done) = loops.join_next().await {
         leases += done.map_err(|error| failed(&error))??;
     }
+    debug_assert!(
+        leases.is_multiple_of(RELEASED_PER_CALL as u64),
+        "{leases} leases were released in calls of {RELEASED_PER_CALL}"
+    );
     Ok((leases, counted_from.elapsed().as_secs_f64()))
 }
 
@@ -325,6 +329,7 @@ async fn ask_when_due(
 async fn give_back(mut client: LeaseClient, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
     let mut leases = Vec::new();
     while granted.recv_many(&mut leases, RELEASED_PER_CALL).await > 0 {
+        debug_assert!(leases.len() <= RELEASED_PER_CALL, "{} leases in one call", leases.len());
         client.end(std::mem::take(&mut leases)).await?;
     }
     Ok(())

@@ -134,12 +134,15 @@ impl Samples {
 
     /// Summarizes the samples, each divided by `per_ns`, which is 1 where the samples are nanoseconds.
     pub(crate) fn summary(&mut self, per_ns: f64) -> Summary {
+        debug_assert!(per_ns > 0.0, "{per_ns} ticks in a nanosecond");
         self.ticks.sort_unstable();
         let at = |share: f64| {
             let index = (self.ticks.len() as f64 * share) as usize;
             self.ticks.get(index.min(self.ticks.len().saturating_sub(1))).map_or(0.0, |&t| t as f64 / per_ns)
         };
-        Summary { median_ns: at(0.5), p99_ns: at(0.99) }
+        let summary = Summary { median_ns: at(0.5), p99_ns: at(0.99) };
+        debug_assert!(summary.median_ns <= summary.p99_ns, "the percentiles are not in order: {summary:?}");
+        summary
     }
 }
 

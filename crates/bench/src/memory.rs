@@ -174,6 +174,7 @@ impl Walk {
     /// ended.
     fn places(&self, block: usize) -> impl Iterator<Item = usize> {
         let (size, fit) = (self.size, self.len / self.size.max(1));
+        debug_assert!(fit > 0, "an access of {size} bytes in memory of {}", self.len);
         let first = block * self.accesses;
         (first..first + self.accesses).map(move |number| number % fit * size)
     }
@@ -241,6 +242,7 @@ impl Walk {
                     }
                     let into = spare.pop().unwrap_or_else(|| vec![0; self.size]);
                     asked.push_back(memory.read_async(at as u64, into)?);
+                    debug_assert!(asked.len() <= AHEAD, "{} of {AHEAD} reads are in flight", asked.len());
                 }
                 asked.into_iter().try_for_each(|reading| reading.wait().map(|bytes| spare.push(bytes)))
             }

@@ -83,6 +83,7 @@ impl<'run> Pairs<'run> {
             self.limit.block(self.invoker, &mut self.rounds, counted, &mut self.raw)?;
         }
         let n = self.ours.len();
+        debug_assert_eq!(n, self.raw.len(), "both sides have {blocks} blocks of {counted} rounds");
         Ok(PairSummary { n, ours: self.ours.summary(ticks_per_ns), raw: self.raw.summary(ticks_per_ns) })
     }
 

@@ -212,6 +212,7 @@ impl<'invoker> RejectionBench<'invoker> {
     }
 
     fn block(&mut self) -> Result<(), Error> {
+        debug_assert_ne!(self.free, self.held, "a worker's core is free or held");
         let [mut plain, mut rejected, mut redirected] =
             [(); 3].map(|()| Samples::with_capacity(BLOCK as usize));
         let to = |worker| CallOptions { worker, ..CallOptions::default() };
@@ -272,6 +273,12 @@ impl<'invoker> RejectionBench<'invoker> {
 
     fn outcome(mut self, per_ns: f64) -> RejectionResult {
         let n = self.plain.len();
+        debug_assert!(
+            self.rejected.len() == n && self.redirected.len() == n,
+            "{n} plain calls, {} rejected and {} redirected ones",
+            self.rejected.len(),
+            self.redirected.len()
+        );
         let (plain, rejected, redirected) =
             (self.plain.summary(per_ns), self.rejected.summary(per_ns), self.redirected.summary(per_ns));
         RejectionResult {

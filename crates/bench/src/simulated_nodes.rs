@@ -104,6 +104,7 @@ impl NodesReporter {
 
     /// Reports for each of the nodes in turn, without end. Returns the error of a report.
     async fn report(mut self) -> Error {
+        debug_assert!(!self.nodes.is_empty(), "{} nodes share {PERIOD:?}", self.nodes.len());
         let mut turn = interval(PERIOD / self.nodes.len() as u32);
         turn.set_missed_tick_behavior(MissedTickBehavior::Burst);
         loop {

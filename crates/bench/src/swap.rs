@@ -142,6 +142,7 @@ impl SwapBenchPlan {
 
     /// Time of each page in nanoseconds, and the result of the work.
     fn pass(&self, array: &[u8], work: &Work, random: &mut Random) -> (f64, u64) {
+        debug_assert!(array.len().is_multiple_of(PAGE_BYTES), "{} bytes are not whole pages", array.len());
         let pages = array.len() / PAGE_BYTES;
         let (mut result, unit) = (0, self.unit_pages());
         let units = pages / unit;
@@ -231,6 +232,7 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
+        debug_assert_ne!(self.0, 0, "no shift and no XOR changes 0");
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

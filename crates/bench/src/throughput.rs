@@ -92,6 +92,7 @@ fn measure(invoker: &Invoker, plan: ThroughputPlan) -> Result<ThroughputResult, 
             flying.push_back(submit(place)?);
             calls += 1;
         }
+        debug_assert_eq!(flying.len(), places, "calls in flight after {calls} calls");
     }
     let seconds = begun.elapsed().as_secs_f64();
     let calls_per_s = calls as f64 / seconds;

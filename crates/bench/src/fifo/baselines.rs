@@ -42,6 +42,9 @@ struct Slots {
     count: u64,
 }
 
+const _: () =
+    assert!(Slots::COUNT * Slots::NUMBER_BYTES <= PAGE_BYTES, "the numbers reach into the first slot");
+
 /// One direction of a connection, as one of its ends uses it.
 enum Half {
     /// An end of a pipe or of a connection.
@@ -108,6 +111,11 @@ impl BaselineEnd {
     fn new(from: Half, to: Half, size: usize, begins: bool) -> BaselineEnd {
         let memory = vec![7; size + PAGE_BYTES as usize];
         let at = memory.as_ptr().align_offset(PAGE_BYTES as usize).min(PAGE_BYTES as usize);
+        debug_assert_eq!(
+            (memory.as_ptr().addr() + at) % PAGE_BYTES as usize,
+            0,
+            "the message begins at {at}"
+        );
         BaselineEnd { from, to, memory, message: at..at + size, begins }
     }
 
@@ -183,6 +191,12 @@ impl Slots {
     const NUMBER_BYTES: u64 = 64;
 
     fn put(&mut self, message: &[u8]) -> Option<()> {
+        debug_assert!(
+            message.len() as u64 <= self.slot_bytes,
+            "{} bytes in a slot of {}",
+            message.len(),
+            self.slot_bytes
+        );
         let (number, at) = self.next();
         for (piece, bytes) in (0..).zip(message.chunks(Slots::PIECE_BYTES)) {
             self.region.write(at + piece * Slots::PIECE_BYTES as u64, bytes)?;

@@ -8,11 +8,13 @@ use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
 use crate::Samples;
-use crate::rounds::{CalledFunction, Mode, Rounds, UNCOUNTED, think};
+use crate::rounds::{CalledFunction, HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
 
 /// The flags, as indices of 32-bit words of the input's head.
 const REQUEST: usize = 128 / 4;
 const RESPONSE: usize = 256 / 4;
+
+const _: () = assert!(REQUEST < RESPONSE && RESPONSE < HEAD_BYTES / 4, "the flags lie in the input's head");
 
 /// The other side is the function `raw` of `functions/bench.c`, in the worker.
 pub(super) fn block(

@@ -59,6 +59,7 @@ impl PageAlignedBytes {
     fn new(len: usize) -> PageAlignedBytes {
         let allocated = vec![7; len + PAGE_BYTES];
         let start = allocated.as_ptr().align_offset(PAGE_BYTES);
+        debug_assert!(start < PAGE_BYTES, "the next page begins after {start} bytes");
         PageAlignedBytes { allocated, start, len }
     }
 
@@ -193,6 +194,7 @@ fn prepared(stream: TcpStream) -> Result<TcpStream, Error> {
 
 /// `struct tcp_parameters` of `functions/bench.c`.
 fn parameters(block: WorkerBlock, connection: u32, address: SocketAddr) -> [u32; PARAMETER_WORDS] {
+    debug_assert!(connection > 0, "{connection} is the number of no connection");
     let (is_v6, scope, bytes) = match address {
         SocketAddr::V4(v4) => {
             let mut bytes = [0; 16];
