@@ -295,7 +295,8 @@ impl PyCall {
             return Err(invalid(py, "this call was one of a function in Python"));
         };
         let buffer = output.as_ref().map(|paper| {
-            let at = paper.start();
+            let (at, written) = (paper.start(), done.output_bytes);
+            debug_assert!(written <= paper.len(), "{written} bytes of output lie in {}", paper.len());
             OwnedBuffer::new(at, done.output_bytes as u64, false, BufferOwner::Message(paper.clone()))
         });
         Ok((done.output_bytes, buffer))

@@ -73,7 +73,8 @@ impl SharedComponent {
 
 impl Drop for LentPiece {
     fn drop(&mut self) {
-        self.component.lent().remove(&self.number);
+        let before = self.component.lent().remove(&self.number);
+        debug_assert!(before.is_some(), "piece {} of a component was not lent", self.number);
     }
 }
 
@@ -193,7 +194,8 @@ impl PyMemory {
             let at = memory.mapped(offset, nbytes)?;
             let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             // While the component is borrowed it is not made shorter.
-            self.0.lent().insert(number, offset + nbytes);
+            let before = self.0.lent().insert(number, offset + nbytes);
+            debug_assert!(before.is_none(), "piece {number} was lent up to byte {before:?} already");
             Ok((ThreadAddress(at), number))
         })?;
         let (ThreadAddress(at), number) = at;
@@ -259,6 +261,7 @@ impl PyMemory {
         while end > 0 {
             bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
             end -= bytes.len() as u64;
+            debug_assert!(end.is_multiple_of(COPY_BYTES), "the rest before {} bytes is {end}", bytes.len());
             view.copy_to(end, &mut bytes);
             self.with(py, |memory| write(memory, offset.saturating_add(end), &bytes))?;
         }

@@ -67,6 +67,12 @@ impl OpenedReply {
     pub fn of(paper: &Paper, len_bytes: usize) -> Result<OpenedReply, Error> {
         let at = paper.start();
         let copy = |from: u64, into: &mut [u8]| {
+            debug_assert!(
+                from + into.len() as u64 <= paper.len() as u64,
+                "{} bytes at {from} of a reply in {}",
+                into.len(),
+                paper.len()
+            );
             // SAFETY: nothing beyond the paper is asked for: `read` knows its length, and has checked the offsets of pieces.
             unsafe { SharedBytes::new(at.add(from as usize), into.len()) }.copy_to(into);
         };
@@ -131,9 +137,11 @@ impl WrittenRequest {
             raised(py, &Error::new(Code::InputTooLarge, message))
         })?;
         let paper = pool.take(len).map_err(failed)?;
+        debug_assert!(paper.len() as u64 >= len, "a request of {len} bytes in memory of {}", paper.len());
         // SAFETY: the paper is large enough, and only this request has it; the views keep the pieces at their
         // addresses.
         let offsets = unsafe { frames::write(head, &pieces, paper.start()) };
+        debug_assert_eq!(offsets.len(), pieces.len(), "offsets of a request's pieces");
         let part = |(view, (piece, offset)): (BufferView, (&Piece, u64))| {
             let place = match piece.source {
                 Source::Shared(_) => PartPlace::Object(Arc::new(view)),

@@ -81,6 +81,7 @@ impl MemoryPool {
         let at = idle.buffers.iter().rposition(fits)?;
         let buffer = idle.buffers.remove(at);
         idle.bytes -= buffer.len() as u64;
+        debug_assert!(!idle.buffers.is_empty() || idle.bytes == 0, "{} bytes of no memory", idle.bytes);
         Some(buffer)
     }
 
@@ -110,5 +111,6 @@ impl Drop for MessageMemory {
             idle.bytes += buffer.len() as u64;
             idle.buffers.push(buffer);
         }
+        debug_assert!(idle.bytes <= MOST_IDLE_BYTES, "{} bytes wait, at most {MOST_IDLE_BYTES}", idle.bytes);
     }
 }

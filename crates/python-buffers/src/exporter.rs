@@ -40,6 +40,8 @@ struct ExporterObject {
     number: u64,
 }
 
+const _: () = assert!(std::mem::offset_of!(ExporterObject, head) == 0, "an object begins with its head");
+
 /// A reference to an exporter's object; see the [module](self).
 pub struct Exporter(Py<PyAny>);
 
@@ -103,6 +105,9 @@ impl Exporter {
     pub fn notify_when_free(self, _py: Python<'_>, notify: Notify, number: u64) {
         let own = self.0.as_ptr().cast::<ExporterObject>();
         // SAFETY: the object is alive, of this layout, and used only by threads that are attached: by this one now.
+        let before = unsafe { ((*own).notify, (*own).number) };
+        debug_assert!(before.0.is_none(), "an exporter reports {number}, and {} as well", before.1);
+        // SAFETY: as above.
         unsafe { ((*own).notify, (*own).number) = (Some(notify), number) };
     }
 }

@@ -37,6 +37,7 @@ pub(crate) struct CallMemory {
 impl CallMemory {
     /// Begins a call on this thread.
     pub(crate) fn begin(token: u64) {
+        debug_assert!(CURRENT.with_borrow(Option::is_none), "call {token} begins within another call");
         CURRENT.set(Some(CallMemory { token, exporter: None }));
     }
 
@@ -115,6 +116,7 @@ pub(crate) fn take_freed() -> Option<Vec<u8>> {
 
 /// Takes back tokens that did not fit into a reply.
 pub(crate) fn put_back(bytes: &[u8]) {
+    debug_assert!(bytes.len().is_multiple_of(size_of::<u64>()), "{} bytes are no tokens", bytes.len());
     let mut freed = freed();
     freed.extend(bytes.chunks_exact(8).map(|token| {
         let mut word = [0; 8];
@@ -125,7 +127,9 @@ pub(crate) fn put_back(bytes: &[u8]) {
 }
 
 fn freed() -> MutexGuard<'static, Vec<u64>> {
-    FREED.lock().unwrap_or_else(PoisonError::into_inner)
+    let freed = FREED.lock().unwrap_or_else(PoisonError::into_inner);
+    debug_assert_eq!(FREED_COUNT.load(Ordering::Relaxed), freed.len(), "tokens that are counted, and kept");
+    freed
 }
 
 /// Returns a number that distinguishes this process from an earlier process of the same worker: the time of the first

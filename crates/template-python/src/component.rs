@@ -70,7 +70,13 @@ fn lent() -> MutexGuard<'static, BTreeMap<u64, LentArray>> {
 
 impl Drop for PyPiece {
     fn drop(&mut self) {
-        lent().remove(&self.lent);
+        let before = lent().remove(&self.lent);
+        debug_assert!(
+            before.is_some(),
+            "the array {} of {} bytes has no position",
+            self.lent,
+            self.len_bytes
+        );
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct KeptReplies(VecDeque<KeptReply>);
 
 impl KeptReplies {
     pub(crate) fn keep(&mut self, reply: KeptReply) {
+        debug_assert_eq!(reply.pieces.len(), reply.views.len(), "pieces, and the owners of their memory");
+        debug_assert!(self.0.len() <= MOST, "{} replies are kept, at most {MOST}", self.0.len());
         if self.0.len() == MOST {
             self.0.pop_front();
         }

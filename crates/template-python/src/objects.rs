@@ -77,6 +77,7 @@ impl ObjectRequest {
     }
 
     fn is_message(&self, piece: SharedAddress) -> bool {
+        debug_assert!(piece.number > 0, "pieces are numbered from 1, and one at {} has 0", piece.offset);
         self.pieces.get(piece.number as usize - 1).is_some_and(|piece| piece.is_message)
     }
 }

@@ -33,6 +33,7 @@ thread_local! {
 impl OutputSpace {
     /// Begins a call: none of its output is reserved.
     pub(crate) fn open(output: &mut CallOutput<'_>) {
+        debug_assert!(ROOM.get().is_none(), "a call begins within another call");
         let capacity = u64::from(output.capacity());
         ROOM.set(Some(OutputSpace { at: output.address(), capacity, taken_from: capacity }));
     }
@@ -62,6 +63,12 @@ pub(crate) fn output_space(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound
     let Some(mut output_space) = ROOM.get() else { return Ok(None) };
     let from = output_space.taken_from.checked_sub(nbytes).map(|from| from & !(ALIGNMENT - 1));
     let Some(from) = from.filter(|&from| from >= FRONT_BYTES && nbytes > 0) else { return Ok(None) };
+    debug_assert!(
+        from + nbytes <= output_space.taken_from && output_space.taken_from <= output_space.capacity,
+        "{nbytes} bytes at {from} of an output of {}, reserved from {}",
+        output_space.capacity,
+        output_space.taken_from
+    );
     output_space.taken_from = from;
     ROOM.set(Some(output_space));
     // SAFETY: within the output, which stays mapped for as long as the process lives.

@@ -297,6 +297,7 @@ impl PythonCaller<'_> {
             }
         }
         let len = frames::len_bytes(&reply.pieces);
+        debug_assert!(len <= limit, "a reply of {len} bytes is written into {limit}");
         // SAFETY: the reply fits into the output, and the pieces are alive: they are the reply's, or lie in `freed`.
         unsafe { frames::write(reply.head, &reply.pieces, output.address()) };
         len as u32

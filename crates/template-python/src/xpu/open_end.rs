@@ -136,6 +136,12 @@ impl<T> Drop for TakenEnd<'_, T> {
             return std::mem::forget(self.end.take());
         }
         let mut place = self.from.place.lock().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(
+            !matches!(*place, EndOwner::Here(_)),
+            "two threads use {} {}",
+            self.from.what,
+            self.from.object
+        );
         // An end that was closed meanwhile is released after the lock.
         if let EndOwner::Taken = *place
             && let Some(end) = self.end.take()
