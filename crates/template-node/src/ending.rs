@@ -65,8 +65,11 @@ pub(crate) unsafe fn call_at_end(
 /// # Safety
 /// The event loop calls it, with what [`call_at_end`] has made.
 unsafe extern "C" fn before_waiting(handle: *mut Handle) {
+    // SAFETY: the handle begins with this field.
+    let data = unsafe { (*handle).data };
+    debug_assert!(!data.is_null(), "the loop calls handle {handle:p}, which has no function");
     // SAFETY: `call_at_end` has set the pointer, to memory that is never freed.
-    let ending = unsafe { &*(*handle).data.cast::<Ending>() };
+    let ending = unsafe { &*data.cast::<Ending>() };
     // The handle is not counted while the loop is asked whether other work is left.
     // SAFETY: handle and loop are alive, and this is their thread, in no call of JavaScript.
     unsafe {

@@ -7,6 +7,7 @@ use std::io;
 pub(crate) fn copy_all() -> io::Result<()> {
     for line in fs::read_to_string("/proc/self/maps")?.lines() {
         let Some((begin, end)) = anonymous(line) else { continue };
+        debug_assert!(begin < end, "the kernel maps {begin:#x} to {end:#x}");
         // SAFETY: the range is mapped; the advice changes what a fork does, and nothing here.
         unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DOFORK) };
     }

@@ -151,6 +151,7 @@ pub(crate) unsafe fn text_of(env: napi_env, value: napi_value) -> String {
             &raw mut written,
         );
     }
+    debug_assert!(written <= len, "{written} bytes of a string that has {len}");
     bytes.truncate(written);
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -35,6 +35,8 @@ const LOAD: i32 = -1;
 const EXECUTE: i32 = -2;
 const END: i32 = -3;
 
+const _: () = assert!(LOAD < 0 && EXECUTE < 0 && END < 0, "functions have the numbers from 0 on");
+
 /// A request of the worker's loop.
 enum Request {
     /// Load of the package, which is described as JSON.
@@ -92,6 +94,7 @@ unsafe extern "C" fn leave(status: c_int, _: *mut c_void) {
 
 /// Makes the worker's loop, which begins when it is resumed.
 fn begin() -> std::io::Result<WorkerLoop> {
+    debug_assert!(CALLER.get().is_null(), "a loop of this thread is suspended at {:p}", CALLER.get());
     // SAFETY: the function ends the process, and uses no argument.
     unsafe { on_exit(leave, ptr::null_mut()) };
     let stack = DefaultStack::new(STACK_BYTES)?;

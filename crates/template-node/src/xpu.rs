@@ -187,7 +187,8 @@ fn keep(object: Object) -> Value {
     };
     OBJECTS.with_borrow_mut(|objects| {
         objects.last += 1;
-        objects.of.insert(objects.last, Some(object));
+        let before = objects.of.insert(objects.last, Some(object));
+        debug_assert!(before.is_none(), "the number {} is given to two objects", objects.last);
         json!({ "end": objects.last, "id": id.map(text) })
     })
 }
@@ -254,6 +255,7 @@ impl WaitingOperation {
     }
 
     fn attempt(&mut self, tick: Instant) -> bool {
+        debug_assert!(self.outcome.is_none(), "an operation of object {:?} has ended", self.step.object());
         let last = self.until.filter(|until| *until <= tick);
         let outcome = self.step(last.unwrap_or(tick));
         let is_late = matches!(&outcome, Err(error) if error.code == Code::DeadlineExceeded);
@@ -338,7 +340,8 @@ impl WaitingOperation {
     pub(crate) fn end(self) -> Result<(Value, Option<Vec<u8>>), Error> {
         let is_closed = self.is_closed();
         if let (Some(end), false) = (self.step.object(), is_closed) {
-            OBJECTS.with_borrow_mut(|objects| objects.of.insert(end, self.object));
+            let before = OBJECTS.with_borrow_mut(|objects| objects.of.insert(end, self.object));
+            debug_assert!(matches!(before, Some(None)), "two operations use object {end}");
         }
         match self.outcome {
             Some(outcome) => {
