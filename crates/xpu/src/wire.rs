@@ -44,32 +44,32 @@ pub const REQUEST_WATCH: u64 = RECORDS as u64 * LINE_BYTES;
 
 /// Offset of a line of the requests' ring.
 pub const fn request(line: u32) -> u64 {
-    debug_assert!(line < RECORDS);
+    debug_assert!(line < RECORDS, "the line is beyond the ring");
     line as u64 * LINE_BYTES
 }
 
 /// Offset of the answer of a record.
 pub const fn answer(record: u32) -> u64 {
-    debug_assert!(record < RECORDS);
+    debug_assert!(record < RECORDS, "the record has no answer");
     ANSWERS_AT + record as u64 * LINE_BYTES
 }
 
 /// Offset of the watch of a record's answer.
 pub const fn answer_watch(record: u32) -> u64 {
-    debug_assert!(record < RECORDS);
+    debug_assert!(record < RECORDS, "the record has no watch");
     ANSWER_WATCHES_AT + record as u64 * LINE_BYTES
 }
 
 /// Offset of a record's payload.
 pub const fn payload(record: u32) -> u64 {
-    debug_assert!(record < RECORDS);
+    debug_assert!(record < RECORDS, "the record has no payload");
     PAYLOADS_AT + record as u64 * PAYLOAD_BYTES
 }
 
 /// Offset of the state of a descriptor: the number of packets that the shim has sent about it (low half), and if it is
 /// over, the code of the error (high half).
 pub const fn state(descriptor: u32) -> u64 {
-    debug_assert!(descriptor < DESCRIPTORS);
+    debug_assert!(descriptor < DESCRIPTORS, "the descriptor has no state");
     STATES_AT + descriptor as u64 * 8
 }
 

@@ -14,7 +14,10 @@ pub struct SimClock {
 impl SimClock {
     /// A clock that starts at 0 now.
     pub fn start(now_us: u64, drift_ppm: i64) -> SimClock {
-        debug_assert!(drift_ppm.abs() <= MAX_DRIFT_PPM);
+        debug_assert!(
+            drift_ppm.abs() <= MAX_DRIFT_PPM,
+            "a drift of {drift_ppm} ppm, at most {MAX_DRIFT_PPM}"
+        );
         SimClock { started_us: now_us, drift_ppm }
     }
 

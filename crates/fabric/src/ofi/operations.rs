@@ -54,7 +54,8 @@ impl Operations {
 
     /// Frees the group. None of its operations may be in progress.
     pub fn end_group(&mut self, group: OperationGroup) {
-        debug_assert!(group != PUSHES && self.is_done(group));
+        debug_assert!(group != PUSHES, "the group {} of pushes ends", group.index());
+        debug_assert!(self.is_done(group), "group {} ends with operations in progress", group.index());
         self.groups &= !(1 << group.index());
     }
 
