@@ -1,4 +1,5 @@
-//! The walls of the house: which crate may import which, and where unsafe code may stand.
+//! The walls of the house: which crate may import which, where unsafe code may stand, and how many invariants each crate
+//! asserts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -264,6 +265,12 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
     ("crates/function/src/memory.rs", 4, "views of input and output, which copy as `SharedBytes` does"),
 ];
 
+/// The least assertions in a thousand lines of each crate outside of tests.
+const LEAST_ASSERTIONS: usize = 3;
+
+/// Calls of the macros that assert. The names of those for debug builds end in the same way.
+const ASSERTIONS: &[&str] = &["assert!(", "assert_eq!(", "assert_ne!("];
+
 /// Names that say nothing about what a crate is for.
 const NAMELESS: &[&str] = &["common", "utils", "util", "types", "helpers", "misc"];
 
@@ -405,6 +412,56 @@ fn makes_no_slices_of_memory_that_others_may_write() {
         found, allowed,
         "{RAW_WORDS:?} and {RAW_FORMS:?} by file: use sublet_fabric::SharedBytes, or say in tests/walls.rs why this is sound"
     );
+}
+
+#[test]
+fn asserts_invariants_in_every_crate() {
+    for Rules { name, folder, .. } in CRATES {
+        let (mut lines, mut assertions) = (0, 0);
+        for path in files(folder, &[".rs"]).into_iter().filter(|path| !is_test(path)) {
+            let source = read(&path);
+            let outside = lines_outside_of_tests(&source);
+            lines += outside.len();
+            assertions += outside.into_iter().filter(|line| is_assertion(line)).count();
+        }
+        let least = lines * LEAST_ASSERTIONS / 1000;
+        assert!(
+            assertions >= least,
+            "{name} has {assertions} assertions in {lines} lines, and needs {least}: assert the invariants that its \
+             documents state where they are kept"
+        );
+    }
+}
+
+fn is_assertion(line: &str) -> bool {
+    !line.trim_start().starts_with("//") && ASSERTIONS.iter().any(|form| line.contains(form))
+}
+
+/// Returns the lines of a source, except for modules and other items that are compiled for tests only.
+fn lines_outside_of_tests(source: &str) -> Vec<&str> {
+    let mut outside = Vec::new();
+    let mut lines = source.lines();
+    while let Some(line) = lines.next() {
+        if !line.starts_with("#[cfg(test)]") && !line.starts_with("#[cfg(all(test") {
+            outside.push(line);
+            continue;
+        }
+        let head = lines.find(|line| !line.starts_with("#[") && !line.starts_with("//"));
+        // A longer item ends with a brace in the first column.
+        if head.is_some_and(|head| !head.ends_with([';', '}'])) {
+            while lines.next().is_some_and(|line| !line.starts_with('}')) {}
+        }
+    }
+    outside
+}
+
+#[test]
+fn finds_assertions_outside_of_tests() {
+    let source = "debug_assert!(a);\n#[cfg(test)]\nmod sim;\n// assert!(b)\n#[cfg(test)]\n#[allow(unused)]\n\
+                  mod tests {\n    assert_eq!(c, d);\n}\nassert_ne!(e, f);";
+    let outside = lines_outside_of_tests(source);
+    assert_eq!(outside, ["debug_assert!(a);", "// assert!(b)", "assert_ne!(e, f);"]);
+    assert_eq!(outside.into_iter().filter(|line| is_assertion(line)).count(), 2);
 }
 
 /// Whether a file is of a crate's tests, benchmarks or examples: alone, or beside its code.
