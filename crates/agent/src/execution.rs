@@ -12,6 +12,7 @@ pub(crate) mod packages;
 pub(crate) mod programs;
 pub(crate) mod runtimes;
 pub(crate) mod sandboxes;
+pub(crate) mod shared_work;
 pub(crate) mod worker;
 
 use std::sync::Arc;

@@ -5,19 +5,16 @@
 //!
 //! An image belongs to a tenant, and so does its Python: its report is not trusted, and it never runs outside of a
 //! sandbox with all walls. The sandbox has the isolation that the lease demands, and the lease's cores. Images that do not
-//! answer delay only leases of the tenants that name them: see [`queue`].
+//! answer delay only leases of the tenants that name them: see [`shared_work`](crate::execution::shared_work).
 
 pub(crate) mod answer;
 mod asking;
-mod known;
 mod queries;
-mod queue;
 mod report;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use sublet_proto::package::{IMAGE_PYTHON, is_image_python};
 use sublet_proto::v1::{Lease, PackageBuild};
@@ -31,18 +28,11 @@ use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
 use answer::QueryKey;
 use queries::Queries;
-use queue::QueryLimits;
 
 /// Code with which an interpreter becomes a worker.
 const START: &str = include_str!("image_pythons/start.py");
 /// Folders of programs in an image that does not say where they are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Bounds of queries. Each query may use 512 MiB of the node's memory, beside those of leases.
-const LIMITS: QueryLimits = QueryLimits { of_node: 8, of_tenant: 2, calls_of_tenant: 1024 };
-/// How long the start of a lease waits for an image's report, including the reports of other images.
-const PATIENCE: Duration = Duration::from_secs(90);
-/// Images whose Python is remembered.
-const MAX_KNOWN: usize = 1024;
 
 /// See the [module](self).
 pub(crate) struct ImagePythons {
@@ -58,8 +48,7 @@ pub(crate) struct ImagePythons {
 struct PythonRequest<'lease> {
     build: &'lease PackageBuild,
     key: QueryKey,
-    /// The lease's tenant, as a manager has signed it. It is empty for leases whose token no manager has verified yet: these
-    /// count as one tenant, and so delay no lease of a verified one.
+    /// The lease's tenant, as a manager has signed it.
     tenant: &'lease str,
     /// The cores on which the image is asked, which are the lease's.
     cores: &'lease [u32],
@@ -74,8 +63,7 @@ impl ImagePythons {
         isolations: Isolations,
     ) -> ImagePythons {
         let library = find_program("template", &spawner.with_file_name(Language::Python.adapter())).ok();
-        let queries = Queries::new(LIMITS, PATIENCE, MAX_KNOWN);
-        ImagePythons { library, sandboxes, images, isolations, queries }
+        ImagePythons { library, sandboxes, images, isolations, queries: Queries::new() }
     }
 
     /// Architectures of the packages that this node executes by the Python of an image.
