@@ -6,11 +6,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
-use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size};
-use sublet_tests::process::{cpu_ticks, is_alive, wait_until};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size, kill};
+use sublet_tests::process::{children, cpu_ticks, is_alive, is_stopped, spawner, wait_until};
 use sublet_tests::{assert_fails, root};
 use tempfile::TempDir;
 
@@ -231,6 +234,59 @@ fn a_kernel_that_writes_outside_ends_its_own_worker_alone() {
     let neighbour = platform.client("calls.c");
     assert_fails(call(&client, "f", &[]), Code::WorkerDied, &["outside/f"]);
     assert_echoes(&neighbour);
+}
+
+/// The processes that build packages on an agent's node: each is the first process of its sandbox.
+fn builders(agent: u32) -> Vec<u32> {
+    let below = |parents: Vec<u32>| parents.into_iter().flat_map(children).collect::<Vec<_>>();
+    let programs = below(below(spawner(agent).into_iter().collect()));
+    // The kind of the package, and the index of its only build.
+    let end = [b"/sublet-device-builder\0opencl\0".as_slice(), b"0\0"].concat();
+    let is_builder =
+        |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(&end));
+    programs.into_iter().filter(is_builder).collect()
+}
+
+#[test]
+fn a_slow_build_delays_only_its_own_tenant() {
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::shared(1, 8));
+    let agent = cluster.agents[0].pid();
+    // It takes long enough for its builder to be found and stopped.
+    let statements: String =
+        (0..5000).map(|number| format!("output[{number}] = input[{number}] * {number};\n")).collect();
+    for (name, body) in [("slow-1", &*statements), ("slow-2", &*statements), ("quick", "*written = 0;")] {
+        cluster.publish(Package::source(name, &kernel(body)).path());
+    }
+    let lease = |tenant: &str, package: &str| {
+        let mut client = connect(&cluster.user(tenant));
+        let allocation = Allocation::new(package).memory_bytes(64 << 20).shared();
+        client.allocate(&allocation).map(|()| client)
+    };
+    thread::scope(|scope| {
+        let lease = &lease;
+        let waiting = ["slow-1", "slow-2"].map(|name| scope.spawn(move || lease("mallory", name).map(drop)));
+        wait_until("a package of the tenant is built", || !builders(agent).is_empty());
+        let building = builders(agent);
+        building.iter().for_each(|&builder| kill(builder, Signal::STOP));
+        assert_eq!(building.len(), 1, "packages of one tenant are built at once");
+        let client = lease("alice", "quick").unwrap();
+        assert_eq!(call(&client, "f", &[]).unwrap().0.output_bytes, 0);
+        assert!(is_stopped(building[0]), "the build of the other tenant has ended");
+        assert_eq!(builders(agent), building, "the tenant has another package built");
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "the tenant's builds have ended");
+        wait_until("the tenant's packages are refused", || {
+            for builder in builders(agent) {
+                // It may have ended meanwhile.
+                let pid = Pid::from_raw(builder.try_into().unwrap()).unwrap();
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            waiting.iter().all(ScopedJoinHandle::is_finished)
+        });
+        for refused in waiting {
+            assert_fails(refused.join().unwrap(), Code::InvalidPackage, &["killed by SIGKILL"]);
+        }
+    });
 }
 
 /// File that the node has built, and the time at which it was built.

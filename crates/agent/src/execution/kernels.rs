@@ -3,7 +3,8 @@
 //! A device's driver compiles kernels, and its compiler was not made to withstand hostile input. So the agent handles a
 //! program only as bytes. Each package is built once on a node, in a sandbox of its own that sees the package and the
 //! files of drivers, on the cores of the first lease that needs it. The built image is trusted no more than the
-//! package. It is kept beside the package's files, where only the package's workers read it.
+//! package. It is kept beside the package's files, where only the package's workers read it. A package whose build is slow
+//! delays only leases of the tenants that name it: see [`shared_work`](crate::execution::shared_work).
 //!
 //! After each start of the agent, a package is checked once more before its first worker starts, because drivers may
 //! have changed. The check of an image that is still valid takes a fraction of the time of a build.
@@ -14,13 +15,12 @@ mod device_access;
 mod drivers;
 mod look;
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::lock;
 use sublet_proto::package::{BUILT_FOLDER, PackageKind, built_file};
@@ -34,31 +34,43 @@ pub(crate) use look::DeviceQuery;
 use crate::execution::packages::{FileStamp, Runnable};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::SandboxMaker;
+use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
 use crate::machine::state::system;
 
 /// The program that builds, beside those of workers.
 const BUILDER: &str = "sublet-device-builder";
-/// Packages of which is known how their build ended; all are forgotten when there are more.
+/// Bounds of builds. Each build may use 2 GiB of the node's memory, beside those of leases. A call waits longer than one
+/// build takes, and shorter than the 120 s that clients wait.
+const BOUNDS: WorkBounds =
+    WorkBounds { of_node: 2, of_tenant: 1, calls_of_tenant: 1024, patience: Duration::from_secs(110) };
+/// Builds whose outcome is remembered.
 const MAX_KNOWN: usize = 1024;
+/// How long a package is refused without being built again: the state of the node may have been the cause, such as cores
+/// that were busy with other work.
+const REFUSAL: Duration = Duration::from_secs(60);
 
 /// The kind of a build, if it is one of kernels.
 pub(crate) fn kind_of(build: &PackageBuild) -> Option<PackageKind> {
     PackageKind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
 }
 
+/// Digest of a package, and index of the build.
+///
+/// An outcome may serve every tenant: the digest pins all that is built, nothing of a tenant is in the sandbox of a build,
+/// and its limits are the same for all.
+type BuildKey = (String, u32);
+
 /// Outcome of a build. A success holds the file system's stamp of the image, if the build has one.
-type Known = Result<Option<FileStamp>, Error>;
+type KnownBuild = Result<Option<FileStamp>, Error>;
 
 /// See the [module](self).
 pub(crate) struct KernelPackages {
     offered: Vec<PackageKind>,
     builder: PathBuf,
     sandboxes: Arc<SandboxMaker>,
-    /// Outcome of the latest attempt of each build since this agent started, by digest of the package and index of the
-    /// build.
-    known: Mutex<BTreeMap<(String, u32), Known>>,
-    /// Held while a package is built.
-    building: Mutex<()>,
+    builds: SharedWork<BuildKey, ()>,
+    /// Outcomes of the latest attempts of builds since this agent started.
+    known: Mutex<KnownResults<BuildKey, KnownBuild>>,
 }
 
 impl KernelPackages {
@@ -69,7 +81,8 @@ impl KernelPackages {
         sandboxes: Arc<SandboxMaker>,
     ) -> KernelPackages {
         let (offered, builder) = (offered(worker, wanted), worker.with_file_name(BUILDER));
-        KernelPackages { offered, builder, sandboxes, known: Mutex::default(), building: Mutex::default() }
+        let (builds, known) = (SharedWork::new(BOUNDS, describe), Mutex::new(KnownResults::new(MAX_KNOWN)));
+        KernelPackages { offered, builder, sandboxes, builds, known }
     }
 
     /// The names of the kinds that this node executes.
@@ -82,23 +95,28 @@ impl KernelPackages {
         Ok(DeviceQuery::begin(&self.sandboxes.current()?, &self.builder, &self.offered, cores))
     }
 
-    /// Whether nothing has to be built before a package's workers can start.
-    pub(crate) fn are_at_hand(&self, runnable: &Runnable) -> bool {
-        kind_of(runnable.build()).is_none() || matches!(self.known(runnable), Some(Ok(())))
+    /// Whether nothing has to be built before a package's workers can start, for a lease of a tenant.
+    pub(crate) fn are_at_hand(&self, runnable: &Runnable, tenant: &str) -> bool {
+        kind_of(runnable.build()).is_none() || matches!(self.known(runnable, tenant), Some(Ok(())))
     }
 
     /// Outcome of the latest attempt to build a package. Returns `None` if its image has changed or is missing since;
     /// the builder then checks the image and rebuilds it if it is damaged.
-    fn known(&self, runnable: &Runnable) -> Option<Result<(), Error>> {
-        let known = lock(&self.known).get(&key(runnable)).cloned()?;
+    fn known(&self, runnable: &Runnable, tenant: &str) -> Option<Result<(), Error>> {
+        let known = lock(&self.known).find(&key(runnable), tenant, Instant::now())?;
         match known {
             Ok(stamp) if stamp != image_stamp(runnable) => None,
             known => Some(known.map(drop)),
         }
     }
 
-    /// Builds a package if it is one of kernels, on these cores: that may take as long as a compiler does.
-    pub(crate) fn ensure(&self, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
+    /// Builds a package if it is one of kernels, for a lease of a tenant and on the lease's cores: that may take as long as a
+    /// compiler does.
+    ///
+    /// # Errors
+    /// `wrong_architecture` if the node does not offer the kind, the builder's errors, and `try_later` if the tenant's or
+    /// other builds keep the node from building this package.
+    pub(crate) fn ensure(&self, runnable: &Runnable, tenant: &str, cores: &[u32]) -> Result<(), Error> {
         let Some(kind) = kind_of(runnable.build()) else { return Ok(()) };
         if !self.offered.contains(&kind) {
             let (name, kind) = (&runnable.package.info.name, kind.name());
@@ -106,19 +124,28 @@ impl KernelPackages {
                 format!("package {name} is for {kind}, and this node has no driver or program for that");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
-        let _building = lock(&self.building);
-        if let Some(known) = self.known(runnable) {
+        if let Some(known) = self.known(runnable, tenant) {
             return known;
         }
-        let built = self.build(kind, runnable, cores);
-        if !matches!(&built, Err(error) if !is_final(error)) {
-            let mut known = lock(&self.known);
-            if known.len() >= MAX_KNOWN {
-                known.clear();
+        self.builds.execute(&key(runnable), tenant, || {
+            if let Some(known) = self.known(runnable, tenant) {
+                return known;
             }
-            known.insert(key(runnable), built.clone().map(|()| image_stamp(runnable)));
-        }
-        built
+            let built = self.build(kind, runnable, cores);
+            self.remember(runnable, tenant, &built);
+            built
+        })
+    }
+
+    /// Keeps the outcome of a build, unless another build may end differently.
+    fn remember(&self, runnable: &Runnable, tenant: &str, built: &Result<(), Error>) {
+        let until = match built {
+            Ok(()) => None,
+            Err(error) if is_final(error) => Some(Instant::now() + REFUSAL),
+            Err(_) => return,
+        };
+        let known = built.clone().map(|()| image_stamp(runnable));
+        lock(&self.known).insert(&key(runnable), tenant, known, until);
     }
 
     fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
@@ -147,6 +174,22 @@ fn offered(worker: &Path, wanted: Option<&[PackageKind]>) -> Vec<PackageKind> {
     wanted.unwrap_or(&[PackageKind::OpenCl]).iter().copied().filter(is_offered).collect()
 }
 
+/// The message of a build without an outcome.
+fn describe(refusal: WorkRefusal, bounds: &WorkBounds) -> String {
+    let WorkBounds { of_node, of_tenant, calls_of_tenant, patience } = bounds;
+    match refusal {
+        WorkRefusal::TooManyCalls => {
+            format!("{calls_of_tenant} starts of this tenant wait for builds of kernels already")
+        }
+        WorkRefusal::TooLate => format!(
+            "the package's kernels are not built after {} s (try again): a node builds at most {of_tenant} package of a \
+             tenant and {of_node} of all at once",
+            patience.as_secs()
+        ),
+        WorkRefusal::Panicked => "the building of the package's kernels has failed".to_owned(),
+    }
+}
+
 /// Whether another build of the same package would end in the same way.
 fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
@@ -156,7 +199,7 @@ fn image_stamp(runnable: &Runnable) -> Option<FileStamp> {
     FileStamp::of(&runnable.package.folder.join(built_file(runnable.index)))
 }
 
-fn key(runnable: &Runnable) -> (String, u32) {
+fn key(runnable: &Runnable) -> BuildKey {
     (runnable.package.info.digest.clone(), runnable.index)
 }
 

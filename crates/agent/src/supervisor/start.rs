@@ -65,7 +65,7 @@ impl Supervisor<'_> {
     /// A runnable with its image's Python, if nothing has to be built or asked before its workers can start.
     fn executable(&self, runnable: Runnable) -> Option<Runnable> {
         let execution = &self.node.execution;
-        if !execution.kernels.are_at_hand(&runnable) {
+        if !execution.kernels.are_at_hand(&runnable, &self.held.lease.tenant) {
             return None;
         }
         execution.image_pythons.at_hand(runnable, &self.held.lease)
@@ -144,7 +144,7 @@ impl Supervisor<'_> {
         let fetch = move || {
             let runnable = packages.ensure(&lease.package, lease.build, &lease.tenant, &step)?;
             let runnable = image_pythons.ensure(runnable, &lease, &cores)?;
-            kernels.ensure(&runnable, &cores)?;
+            kernels.ensure(&runnable, &lease.tenant, &cores)?;
             packages.measure(&runnable);
             Ok(runnable)
         };

@@ -17,7 +17,7 @@ use super::builder::{BuildOrder, BuilderProcess};
 
 /// How long a build may take, the start of its sandbox included.
 const LONGEST_BUILD: Duration = Duration::from_secs(90);
-/// Memory of the node that a build may use beside all leases, in bytes. Only one build runs at a time.
+/// Memory of the node that a build may use beside all leases, in bytes.
 const BUILD_MEMORY_BYTES: u64 = 2 << 30;
 /// Bytes of a build's memory that it may write to files.
 const BUILD_SCRATCH_BYTES: u64 = 512 << 20;
