@@ -8,6 +8,9 @@
 //! The manager is not trusted to send the requested package: its digest is computed and its content validated before a
 //! file is made. The disk is not trusted either: before a worker starts, its package is verified ([`kept`]). A damaged
 //! package is set aside and fetched again.
+//!
+//! A package is verified and fetched once for all leases that need it, with turns among tenants: see
+//! [`shared_work`](crate::execution::shared_work).
 
 mod environment_trees;
 mod environments;
@@ -15,12 +18,13 @@ mod kept;
 mod start_step;
 mod wheels;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::sync::lock;
@@ -35,6 +39,7 @@ use crate::execution::cache::{
 };
 use crate::execution::image_pythons::answer::ImagePython;
 use crate::execution::images::Images;
+use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
 use crate::leases::managers::Managers;
 use environment_trees::{Environments, TREE};
 pub(crate) use kept::FileStamp;
@@ -44,8 +49,12 @@ pub(crate) use start_step::StartStep;
 /// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
 /// again: workers that run have it mounted.
 const DAMAGED: &str = ".unfinished-damaged-";
-/// Packages whose information is kept in memory; all are forgotten when there are more.
+/// Packages whose information is kept in memory.
 const MAX_KNOWN: usize = 1024;
+/// Bounds of packages that are verified or fetched. Each may use 512 MiB of the agent's memory: its encoding, and its
+/// files. A call waits longer than a package may take to arrive, and shorter than the 120 s that clients wait.
+const BOUNDS: WorkBounds =
+    WorkBounds { of_node: 8, of_tenant: 2, calls_of_tenant: 1024, patience: Duration::from_secs(110) };
 
 /// A package that workers can load.
 #[derive(Debug)]
@@ -56,7 +65,7 @@ pub(crate) struct UnpackedPackage {
 }
 
 /// A package whose files were found to be those of its digest, and what the file system said of them then.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct VerifiedPackage {
     unpacked: Arc<UnpackedPackage>,
     stamps: Arc<Stamps>,
@@ -115,9 +124,9 @@ pub(crate) struct NodePackages {
     managers: Arc<Managers>,
     images: Arc<Images>,
     cache: Arc<NodeCache>,
-    known: Mutex<BTreeMap<String, VerifiedPackage>>,
-    /// Held while a package is fetched, so that none is fetched twice at once.
-    fetching: Mutex<()>,
+    known: Mutex<KnownResults<String, VerifiedPackage>>,
+    /// Packages that are verified or fetched, by digest: none twice at once.
+    fetches: SharedWork<String, (Arc<UnpackedPackage>, EntryUse)>,
     environments: Environments,
 }
 
@@ -141,8 +150,9 @@ impl NodePackages {
                 remove(&entry.path().join(TREE))?;
             }
         }
-        let (known, fetching, environments) = (Mutex::default(), Mutex::default(), Environments::default());
-        Ok(NodePackages { folder, managers, images, cache, known, fetching, environments })
+        let known = Mutex::new(KnownResults::new(MAX_KNOWN));
+        let (fetches, environments) = (SharedWork::new(BOUNDS, describe), Environments::new());
+        Ok(NodePackages { folder, managers, images, cache, known, fetches, environments })
     }
 
     /// A build of the package of a digest, if it is here, with its image, and was verified and has not changed since.
@@ -170,15 +180,31 @@ impl NodePackages {
         if let Some(runnable) = self.at_hand(digest, build, tenant)? {
             return Ok(runnable);
         }
-        let (unpacked, in_use) = self.ensure_unpacked(digest, tenant)?;
+        let (unpacked, in_use) = self.ensure_unpacked(digest, tenant, tenant)?;
         let runnable = Runnable::of(unpacked, build)?.using([in_use]);
         let image = self.images.ensure(runnable.build(), tenant)?;
         let environment = self.ensure_environment(runnable.build(), tenant, step)?;
         Ok(runnable.using(image).within(environment))
     }
 
-    fn ensure_unpacked(&self, digest: &str, tenant: &str) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
-        let _fetching = lock(&self.fetching);
+    /// A package for a tenant, verified, and fetched if it is not here or damaged. It counts as work of `turns_of`.
+    fn ensure_unpacked(
+        &self,
+        digest: &str,
+        tenant: &str,
+        turns_of: &str,
+    ) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
+        if let Some(unpacked) = self.unchanged(digest, tenant) {
+            return Ok(unpacked);
+        }
+        let fetch = || self.verify_or_fetch(digest, tenant);
+        let unpacked = self.fetches.execute(&digest.to_owned(), turns_of, fetch)?;
+        self.note_use(digest, tenant);
+        Ok(unpacked)
+    }
+
+    /// Does the work of [`NodePackages::ensure_unpacked`].
+    fn verify_or_fetch(&self, digest: &str, tenant: &str) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
         if let Some(unpacked) = self.unchanged(digest, tenant) {
             return Ok(unpacked);
         }
@@ -193,7 +219,8 @@ impl NodePackages {
                     CacheLookup::Here(in_use) => in_use,
                     _ => self.cache.keep(&key(digest), size, tenant),
                 };
-                return Ok((self.remember(digest, UnpackedPackage { folder, info }, stamps), in_use));
+                let unpacked = self.remember(digest, UnpackedPackage { folder, info }, stamps, tenant);
+                return Ok((unpacked, in_use));
             }
             Err(damage) => damage,
         };
@@ -226,11 +253,8 @@ impl NodePackages {
     fn unchanged(&self, digest: &str, tenant: &str) -> Option<(Arc<UnpackedPackage>, EntryUse)> {
         // The token comes first, so that the entry is not evicted while it is checked.
         let CacheLookup::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
-        let (unpacked, stamps) = {
-            let known = lock(&self.known);
-            let verified = known.get(digest)?;
-            (Arc::clone(&verified.unpacked), Arc::clone(&verified.stamps))
-        };
+        let known = lock(&self.known).find(digest, tenant, Instant::now());
+        let VerifiedPackage { unpacked, stamps } = known?;
         stamps.still_hold().then_some((unpacked, in_use))
     }
 
@@ -255,7 +279,8 @@ impl NodePackages {
         sync(&self.folder)?;
         let stamps = Stamps::of(&folder).map_err(|error| failed("reading", &folder, error))?;
         let in_use = self.cache.keep(&key(digest), reservation.size, tenant);
-        Ok((self.remember(digest, UnpackedPackage { folder, info: checked.info() }, stamps), in_use))
+        let unpacked = UnpackedPackage { folder, info: checked.info() };
+        Ok((self.remember(digest, unpacked, stamps, tenant), in_use))
     }
 
     /// Counts what was built of kernels beside a package.
@@ -275,15 +300,39 @@ impl NodePackages {
         }
     }
 
-    fn remember(&self, digest: &str, unpacked: UnpackedPackage, stamps: Stamps) -> Arc<UnpackedPackage> {
+    fn remember(
+        &self,
+        digest: &str,
+        unpacked: UnpackedPackage,
+        stamps: Stamps,
+        tenant: &str,
+    ) -> Arc<UnpackedPackage> {
         let unpacked = Arc::new(unpacked);
-        let mut known = lock(&self.known);
-        if known.len() >= MAX_KNOWN {
-            known.clear();
-        }
         let verified = VerifiedPackage { unpacked: Arc::clone(&unpacked), stamps: Arc::new(stamps) };
-        known.insert(digest.to_owned(), verified);
+        lock(&self.known).insert(&digest.to_owned(), tenant, verified, None);
         unpacked
+    }
+
+    /// Notes that a tenant uses an entry which the work of another tenant's call may have made.
+    fn note_use(&self, digest: &str, tenant: &str) {
+        // The caller has a token of the entry already.
+        drop(self.cache.find(&key(digest), tenant));
+    }
+}
+
+/// The message of a package that was neither verified nor fetched.
+fn describe(refusal: WorkRefusal, bounds: &WorkBounds) -> String {
+    let WorkBounds { of_node, of_tenant, calls_of_tenant, patience } = bounds;
+    match refusal {
+        WorkRefusal::TooManyCalls => {
+            format!("{calls_of_tenant} starts of this tenant wait for packages already")
+        }
+        WorkRefusal::TooLate => format!(
+            "the package is not here after {} s (try again): a node fetches at most {of_tenant} packages of a tenant and \
+             {of_node} of all at once",
+            patience.as_secs()
+        ),
+        WorkRefusal::Panicked => "the fetch of the package has failed".to_owned(),
     }
 }
 
@@ -388,6 +437,9 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::channel;
+    use std::thread::scope;
+
     use sublet_image::ImageStore;
     use sublet_proto::package::digest as digest_of;
     use sublet_proto::v1::Package;
@@ -549,6 +601,58 @@ mod tests {
         assert_eq!(entries, 2, "the package, and its latest damaged folder");
         drop(open(state.path()));
         assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 1);
+    }
+
+    /// Executes something while these packages are fetched for a tenant without an answer.
+    fn during_fetches(packages: &NodePackages, digests: &[String], tenant: &str, execute: impl FnOnce()) {
+        scope(|scope| {
+            let (begun, has_begun) = channel();
+            let answers: Vec<_> = digests
+                .iter()
+                .map(|digest| {
+                    let begun = begun.clone();
+                    let (answer, answered) = channel::<()>();
+                    let fetch = move || {
+                        begun.send(()).unwrap();
+                        // The other end is dropped, also if the test fails.
+                        let _ = answered.recv();
+                        Err(Error::new(Code::ManagerUnreachable, "it does not answer"))
+                    };
+                    scope.spawn(move || packages.fetches.execute(digest, tenant, fetch).map(drop));
+                    answer
+                })
+                .collect();
+            digests.iter().for_each(|_| has_begun.recv().unwrap());
+            execute();
+            drop(answers);
+        });
+    }
+
+    #[test]
+    fn a_fetch_without_answer_delays_no_other_package() {
+        let state = tempfile::tempdir().unwrap();
+        let (digest, _) = unpacked(&open(state.path()));
+        let packages = open(state.path());
+        during_fetches(&packages, &[digest_of(b"absent")], "a", || {
+            // The package has to be verified before its first use.
+            packages.ensure(&digest, 0, "a", &StartStep::default()).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_tenant_with_many_fetches_delays_no_other_tenant() {
+        let state = tempfile::tempdir().unwrap();
+        let (digest, _) = unpacked(&open(state.path()));
+        let packages = open(state.path());
+        let digests: Vec<String> = (0..BOUNDS.of_tenant).map(|number| digest_of(&[number as u8])).collect();
+        during_fetches(&packages, &digests, "a", || {
+            packages.ensure(&digest, 0, "b", &StartStep::default()).unwrap();
+            // An installation may serve several tenants. So it does not wait for packages of the first one.
+            let environment = digest_of(b"environment");
+            let build = PackageBuild { environment, ..PackageBuild::default() };
+            let installed = packages.ensure_environment(&build, "a", &StartStep::default());
+            assert_eq!(installed.unwrap_err().code, Code::ManagerUnreachable);
+        });
     }
 
     #[test]

@@ -29,15 +29,13 @@ use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
-use super::environment_trees::TREE;
+use super::environment_trees::{LAYERS_AT_ONCE, TREE};
 use super::start_step::StartStep;
 use super::{NodePackages, failed, key, remove};
 use crate::execution::cache::{self, CacheLookup, DiskSize, EntryUse};
 
 /// Name of a tree that is not complete, beside it.
 const UNFINISHED_TREE: &str = "unfinished";
-/// Layers of an environment that are fetched and unpacked at the same time.
-const AT_ONCE: usize = 2;
 
 impl NodePackages {
     /// The tree of a build's environment, and the token of its use: `Some(None)` if it needs none, `None` if the tree has
@@ -71,14 +69,25 @@ impl NodePackages {
         if digest.is_empty() {
             return Ok(None);
         }
-        let own = self.environments.lock_of(digest);
-        let _making = lock(&own);
         if let Some(found) = self.tree_at_hand(digest, tenant) {
             return Ok(Some(found));
         }
+        let install = || self.install(digest, tenant, step);
+        let installed = self.environments.installations.execute(&digest.to_owned(), tenant, install)?;
+        self.note_use(digest, tenant);
+        Ok(Some(installed))
+    }
+
+    /// Fetches and unpacks what is missing of an environment, and makes its tree.
+    fn install(&self, digest: &str, tenant: &str, step: &StartStep) -> Result<(PathBuf, EntryUse), Error> {
+        if let Some(found) = self.tree_at_hand(digest, tenant) {
+            return Ok(found);
+        }
         lock(&self.environments.ready).remove(digest);
         step.set("pulling the environment".to_owned());
-        let (environment, in_use) = self.ensure_unpacked(digest, tenant)?;
+        // Turns of its own, which no tenant's name is: other tenants may wait for the installation, too. So it does not
+        // wait for other packages of this tenant.
+        let (environment, in_use) = self.ensure_unpacked(digest, tenant, &format!("environment {digest}"))?;
         let name = &environment.info.name;
         let of = |error: Error| Error::new(error.code, format!("environment {name}: {}", error.message));
         let path = environment.folder.join(LAYERS_FILE);
@@ -96,7 +105,7 @@ impl NodePackages {
         drop(self.cache.keep_composed(&key(digest), size, tenant, uses));
         lock(&self.environments.ready).insert(digest.to_owned(), tree.clone());
         info!(environment = name, digest, layers = layers.len(), "an environment is installed");
-        Ok(Some((tree, in_use)))
+        Ok((tree, in_use))
     }
 
     /// Makes all layers be here, several at a time.
@@ -122,7 +131,7 @@ impl NodePackages {
                 }
             }
         };
-        thread::scope(|scope| (0..AT_ONCE.min(layers.len())).for_each(|_| drop(scope.spawn(work))));
+        thread::scope(|scope| (0..LAYERS_AT_ONCE.min(layers.len())).for_each(|_| drop(scope.spawn(work))));
         let fault = lock(&fault).take();
         fault.map_or_else(|| Ok(std::mem::take(&mut *lock(&uses))), Err)
     }

@@ -11,6 +11,7 @@ use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use prost::Message;
 use sublet_fabric::sync::lock;
@@ -23,18 +24,30 @@ use tracing::{info, warn};
 use super::{NodePackages, RemovalGuard, UNFINISHED, failed, key, remove};
 use crate::execution::cache::{self, CacheLookup, DiskSize, EntryUse};
 
-/// Layers that are remembered as verified; all are verified anew when there are more.
-const MAX_VERIFIED: usize = 16_384;
-
 impl NodePackages {
     /// Makes a layer be here, and returns the token of its use.
     pub(super) fn ensure_layer(&self, layer: &EnvironmentLayer, tenant: &str) -> Result<EntryUse, Error> {
         let digest = &layer.digest;
-        let own = self.environments.lock_of(digest);
-        let _making = lock(&own);
-        if let CacheLookup::Here(in_use) = self.cache.find(&key(digest), tenant)
-            && lock(&self.environments.verified).contains(digest)
-        {
+        if let Some(in_use) = self.layer_at_hand(digest, tenant) {
+            return Ok(in_use);
+        }
+        let fetch = || self.verify_or_fetch_layer(digest, tenant);
+        let in_use = self.environments.layers.execute(digest, tenant, fetch)?;
+        self.note_use(digest, tenant);
+        Ok(in_use)
+    }
+
+    /// The token of a layer that was unpacked or verified since the agent's start.
+    fn layer_at_hand(&self, digest: &str, tenant: &str) -> Option<EntryUse> {
+        // The token comes first, so that the entry is not evicted while it is looked up.
+        let CacheLookup::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
+        let verified = lock(&self.environments.verified).find(digest, tenant, Instant::now());
+        verified.map(|()| in_use)
+    }
+
+    /// Does the work of [`NodePackages::ensure_layer`].
+    fn verify_or_fetch_layer(&self, digest: &str, tenant: &str) -> Result<EntryUse, Error> {
+        if let Some(in_use) = self.layer_at_hand(digest, tenant) {
             return Ok(in_use);
         }
         let folder = self.folder.join(digest);
@@ -42,7 +55,7 @@ impl NodePackages {
             match verify(&folder) {
                 Ok(()) => {
                     let size = cache::size_of(&folder).map_err(|error| failed("reading", &folder, error))?;
-                    self.remember_layer(digest);
+                    self.remember_layer(digest, tenant);
                     return Ok(match self.cache.find(&key(digest), tenant) {
                         CacheLookup::Here(in_use) => in_use,
                         _ => self.cache.keep(&key(digest), size, tenant),
@@ -74,16 +87,12 @@ impl NodePackages {
         self.set_aside(digest, &folder)?;
         fs::rename(&unfinished.0, &folder).map_err(|error| failed("renaming to", &folder, error))?;
         info!(wheel = wheel.name, digest, "a wheel is unpacked");
-        self.remember_layer(digest);
+        self.remember_layer(digest, tenant);
         Ok(self.cache.keep(&key(digest), reservation.size, tenant))
     }
 
-    fn remember_layer(&self, digest: &str) {
-        let mut verified = lock(&self.environments.verified);
-        if verified.len() >= MAX_VERIFIED {
-            verified.clear();
-        }
-        verified.insert(digest.to_owned());
+    fn remember_layer(&self, digest: &str, tenant: &str) {
+        lock(&self.environments.verified).insert(&digest.to_owned(), tenant, (), None);
     }
 }
 
