@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::lock;
-use sublet_proto::{Code, Error};
+use sublet_proto::Code;
 
 use super::answer::{Answer, ImagePython, QueryKey};
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
@@ -89,6 +89,7 @@ fn describe(refusal: WorkRefusal, bounds: &WorkBounds) -> String {
 mod tests {
     use super::super::answer::tests::{key, python};
     use super::*;
+    use sublet_proto::Error;
 
     #[test]
     fn asks_an_image_once() {
