@@ -229,7 +229,7 @@ fn gvisor_runs_a_program_on_a_kernel_of_its_own() {
     });
 }
 
-/// What the first start of gVisor that does not crash gives.
+/// Starts gVisor until it does not crash, and returns what that start gives.
 fn first_start<T>(attempt: impl Fn() -> Result<T, String>) -> T {
     let mut crashes = Vec::new();
     for _ in 0..GVISOR_STARTS {

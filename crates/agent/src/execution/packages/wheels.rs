@@ -39,7 +39,7 @@ impl NodePackages {
 
     /// The token of a layer that was unpacked or verified since the agent's start.
     fn layer_at_hand(&self, digest: &str, tenant: &str) -> Option<EntryUse> {
-        // The token comes first, so that the entry is not evicted while it is looked up.
+        // The token comes first, so that the entry is not evicted during the lookup.
         let CacheLookup::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
         let verified = lock(&self.environments.verified).find(digest, tenant, Instant::now());
         verified.map(|()| in_use)
