@@ -1,9 +1,4 @@
-//! Decodes data of kernels: images, stored files, requests to a builder and its answers, and CUDA's formats.
+//! Runs the fuzz target `devices` under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: (u8, &[u8])| {
-    let (kind, bytes) = input;
-    sublet_devices::fuzzing::read(kind, bytes);
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sublet_fuzz_targets::devices::run(input));

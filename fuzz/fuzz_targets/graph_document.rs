@@ -1,12 +1,4 @@
-//! Graphs of components, as clients write them down.
+//! Runs the fuzz target `graph_document` under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use sublet_proto::graph::Graph;
-
-fuzz_target!(|bytes: &[u8]| {
-    match Graph::parse(bytes) {
-        Ok(graph) => assert_eq!(Graph::parse(graph.to_json().as_bytes()), Ok(graph)),
-        Err(problems) => assert!(!problems.is_empty()),
-    }
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sublet_fuzz_targets::graph_document::run(input));

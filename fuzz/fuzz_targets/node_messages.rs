@@ -1,43 +1,4 @@
-//! Packets between a client, its agent, its worker, the spawner of sandboxes, who looks at devices, processes and shims: each of the messages that travel on a node's sockets.
+//! Runs the fuzz target `node_messages` under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use prost::Message;
-use sublet_proto::{Code, decode, v1};
-
-fuzz_target!(|input: (u8, &[u8])| {
-    let (kind, bytes) = input;
-    match kind % 13 {
-        0 => round_trip::<v1::ClientToAgent>(bytes),
-        1 => agent_to_client(bytes),
-        2 => round_trip::<v1::WorkerSetup>(bytes),
-        3 => round_trip::<v1::ClientToWorker>(bytes),
-        4 => round_trip::<v1::WorkerToClient>(bytes),
-        5 => round_trip::<v1::Package>(bytes),
-        6 => round_trip::<v1::SandboxRequest>(bytes),
-        7 => round_trip::<v1::SandboxReply>(bytes),
-        8 => round_trip::<v1::DeviceLook>(bytes),
-        9 => round_trip::<v1::EnterShim>(bytes),
-        10 => round_trip::<v1::ShimToProcess>(bytes),
-        11 => round_trip::<v1::ShimMessage>(bytes),
-        _ => round_trip::<v1::SpawnProgram>(bytes),
-    }
-});
-
-fn round_trip<M: Message + Default>(bytes: &[u8]) {
-    if let Ok(message) = decode::<M>("a packet", bytes) {
-        // Bytes, not messages: a decoded NaN is not equal to itself.
-        let encoded = message.encode_to_vec();
-        let again = decode::<M>("a packet", &encoded).expect("what was encoded can be decoded");
-        assert_eq!(again.encode_to_vec(), encoded);
-    }
-}
-
-/// Codes are numbers: an unknown number also decodes to a valid code.
-fn agent_to_client(bytes: &[u8]) {
-    round_trip::<v1::AgentToClient>(bytes);
-    let Ok(packet) = decode::<v1::AgentToClient>("a packet", bytes) else { return };
-    if let Some(v1::agent_to_client::Body::Failure(failure)) = packet.body {
-        assert!(Code::ALL.contains(&Code::from_number(failure.code)));
-    }
-}
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sublet_fuzz_targets::node_messages::run(input));

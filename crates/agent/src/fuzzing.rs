@@ -1,4 +1,5 @@
-//! Gives the fuzz target `listeners` access to the shim, as a worker process calls it. Compiled for it alone.
+//! Gives the fuzz target `listeners` access to the shim, as a worker process calls it. Compiled with the feature
+//! `fuzzing` only.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};

@@ -22,7 +22,7 @@
 //! The agent never looks into an inbox, and never runs a tenant's code in its own process.
 
 mod execution;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod leases;
 mod listener;

@@ -1,5 +1,5 @@
-//! Gives the fuzz target `devices` access to every decoder of bytes that another process has written. Compiled for that
-//! target only.
+//! Gives the fuzz target `devices` access to every decoder of bytes that another process has written. Compiled with
+//! the feature `fuzzing` only.
 
 use crate::builder::wire;
 use crate::cuda::formats;

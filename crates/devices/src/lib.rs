@@ -35,7 +35,7 @@ pub mod cuda;
 pub mod describe;
 mod driver;
 mod error;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod image;
 pub mod keep_alive;
