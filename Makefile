@@ -22,7 +22,7 @@ check: ## before a commit: format, lints, unit and property tests
 	@scripts/setup.sh build
 	@cargo xtask check
 
-test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and C++
+test: ## check everything: format, lints, licences, tests with the inputs of fuzzing, sim, loom, C, C++ and Python
 	@scripts/setup.sh test
 	@cargo xtask test
 

@@ -1,7 +1,8 @@
 //! Helps the tests of the whole repository: finds its files and reads them.
 //!
 //! `tests/walls.rs` holds the import rules and the wall around unsafe code, `tests/map.rs` keeps the documents in
-//! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets.
+//! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets. `tests/fuzz_targets.rs`
+//! runs the fuzz targets with these, with the kept inputs, and with mutations of both ([`mutation`]).
 //!
 //! The other tests run the real `sublet` ([`platform`]) with packages that are compiled for them ([`functions`]) and,
 //! where managers share a store, a real NATS server ([`nats`]); and they look at its processes from the outside
@@ -23,6 +24,7 @@ pub mod functions;
 pub mod global;
 pub mod graph;
 pub mod hand;
+pub mod mutation;
 pub mod nats;
 pub mod network;
 pub mod platform;

@@ -1,5 +1,8 @@
 //! `cargo xtask fuzz`: fuzzes each target of `fuzz/` for a bounded time, on a stable compiler.
 //!
+//! It searches for inputs by the code that they reach, for which it compiles all crates once more. The test `fuzz_targets`
+//! needs no such build: it repeats the inputs that were found before, and mutations of them.
+//!
 //! The layout is cargo-fuzz's, and its commands work where it is installed. This chore needs neither it nor a nightly
 //! compiler: coverage comes from LLVM's own pass, named on the command line; the address sanitizer, which stable
 //! compilers lack, is left out. Naming a target triple keeps build scripts uninstrumented.
@@ -52,9 +55,8 @@ pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds all targets and runs each for `seconds`. Each target is one check. The programs that an agent starts are
-/// there already: the tests need them, too.
-pub fn check(step: &mut Step, seconds: u64) -> io::Result<StepOutcome> {
+/// Builds all targets and runs each for `seconds`. Each target is one check.
+fn check(step: &mut Step, seconds: u64) -> io::Result<StepOutcome> {
     let triple = host_triple()?;
     if !prepare(step, &triple)? {
         return Ok(StepOutcome::Failed);

@@ -8,10 +8,7 @@ use std::time::Instant;
 
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome, Tally};
-use crate::{PROFILE, cargo, deny, docs, fuzz, loom, python, root, sim, suites};
-
-/// Running time of each fuzz target in a test run, in seconds; `make fuzz` gives more.
-const FUZZ_SECONDS: u64 = 5;
+use crate::{PROFILE, cargo, deny, docs, loom, python, root, sim, suites};
 
 type Check = fn(&mut Step) -> io::Result<StepOutcome>;
 
@@ -26,7 +23,6 @@ const STEPS: &[(&str, Check)] = &[
     ("tests", tests),
     ("sim", sim::check),
     ("loom", loom::check),
-    ("fuzz", |step| fuzz::check(step, FUZZ_SECONDS)),
     ("c and c++", capi),
     ("python", python::check),
 ];

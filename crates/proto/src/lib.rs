@@ -8,7 +8,7 @@
 //! ([`Code`]), how untrusted text is shown ([`text`]), and which versions work together ([`version`]).
 //!
 //! Nothing here opens a file or a socket, and every decoder takes untrusted bytes: it must answer any input with a
-//! value or an error, never with a panic. The decoders are fuzzed (`fuzz/`).
+//! value or an error, never with a panic. The decoders are fuzzed (`tests/fuzz-targets`).
 
 // A lossy-looking cast says why it loses nothing. Tests cast numbers that they have chosen.
 #![cfg_attr(

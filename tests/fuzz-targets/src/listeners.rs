@@ -84,7 +84,8 @@ impl ListenersFixture {
         // A Rust program ignores SIGPIPE from its start, but libFuzzer's `main` does not.
         // SAFETY: a signal that is ignored runs no handler, and nothing else here sets its action.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-        let temporary = tempfile::tempdir().expect("there is space for temporary files");
+        let temporary = tempfile::Builder::new().prefix("sublet-fuzz-").tempdir();
+        let temporary = temporary.expect("there is space for temporary files");
         let folder = temporary.path();
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let any = "127.0.0.1:0".parse().expect("an address");
