@@ -29,6 +29,8 @@ const MODULES: &[&str] = &[
 ];
 /// Runs the tests.
 const PYTEST: &str = MODULES[0];
+/// Number of the longest tests that the log names.
+const SHOWN_DURATIONS: u32 = 30;
 /// The interpreter of the tests, unless another one is named.
 const PYTHON: &str = "python3";
 
@@ -125,6 +127,7 @@ fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path
     // Away from the sources: what is tested is what was installed.
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider"]);
+    test.arg(format!("--durations={SHOWN_DURATIONS}"));
     test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
     Ok(StepOutcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
