@@ -2,7 +2,8 @@
 //!
 //! Each module is a target, and its function `run` takes an input. Two programs call it: libFuzzer, which searches for
 //! inputs by the code that they reach (`cargo xtask fuzz`, with the programs in `fuzz`), and the test `fuzz_targets`,
-//! which repeats the inputs found before and mutations of them. A panic in any thread is a finding.
+//! which repeats the inputs found before and mutations of them. A panic is a finding: for libFuzzer one in any thread, for the
+//! test one in the thread that runs the target.
 
 use arbitrary::{Arbitrary, Unstructured};
 use prost::Message;

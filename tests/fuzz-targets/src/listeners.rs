@@ -1,7 +1,7 @@
 //! Any bytes at real listeners: a manager's TCP port, in the clear and within TLS, and its Unix socket; an agent's socket and
 //! its port, in the clear and within TLS; and the page of the agent's shim. Managers and agents serve others afterwards.
 //!
-//! They run in this process, so that what they execute counts as coverage. A panic in any thread is a finding.
+//! They run in this process, so that what they execute counts as coverage.
 
 // A signal's action is set.
 #![allow(unsafe_code)]
