@@ -30,7 +30,7 @@ use prost::Message;
 use sublet_fabric::sync::lock;
 use sublet_proto::package::{CheckedPackage, INFO_FILE, MANIFEST_FILE, is_digest, is_processor, runs_on};
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, decode};
 
 use tracing::{info, warn};
 
@@ -209,7 +209,8 @@ impl NodePackages {
             return Ok(unpacked);
         }
         let folder = self.folder.join(digest);
-        if !folder.join(INFO_FILE).exists() && !folder.join(MANIFEST_FILE).exists() {
+        // The manager's encoding has the last word: it is also fetched if the folder only seems to be that of a layer.
+        if (!folder.join(INFO_FILE).exists() && !folder.join(MANIFEST_FILE).exists()) || is_layer(&folder) {
             return self.fetch(digest).and_then(|encoded| self.store(digest, &encoded, tenant));
         }
         let Damage(damage) = match kept::verify(digest, &folder) {
@@ -225,7 +226,6 @@ impl NodePackages {
             Err(damage) => damage,
         };
         warn!(digest, damage, "an unpacked package is damaged, and fetched again");
-        self.cache.forget(&key(digest));
         let fetched = self.fetch(digest).and_then(|encoded| self.store(digest, &encoded, tenant));
         match &fetched {
             Ok(_) => info!(digest, "the package was fetched again"),
@@ -269,6 +269,8 @@ impl NodePackages {
             let message = format!("{digest} is a layer of environments, which has no functions");
             return Err(Error::new(Code::InvalidPackage, message));
         }
+        // Only now: a digest that is not a package's leaves the entry of what is here under it.
+        self.cache.forget(&key(digest));
         let size = size(&checked);
         let reservation = self.cache.reserve(&format!("package {digest}"), (size, size), tenant)?;
         let unfinished = RemovalGuard(self.folder.join(format!("{UNFINISHED}{digest}")));
@@ -344,6 +346,13 @@ impl Drop for RemovalGuard {
         // The next agent removes what cannot be removed now.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// Whether a folder has the information of an unpacked layer of environments.
+fn is_layer(folder: &Path) -> bool {
+    let info = fs::read(folder.join(INFO_FILE)).ok();
+    let info = info.and_then(|bytes| decode::<PackageInfo>("the information of a package", &bytes).ok());
+    info.is_some_and(|info| info.is_layer())
 }
 
 fn key(digest: &str) -> Key {
@@ -441,9 +450,10 @@ mod tests {
     use std::thread::scope;
 
     use sublet_image::ImageStore;
+    use sublet_proto::package;
+    use sublet_proto::package::EnvironmentLayer;
     use sublet_proto::package::digest as digest_of;
     use sublet_proto::v1::Package;
-    use sublet_proto::{decode, package};
     use sublet_runtime::access::Access;
 
     fn open(state: &Path) -> NodePackages {
@@ -720,6 +730,30 @@ mod tests {
         let (digest, large) = encoded(1 << 20, 9);
         assert_eq!(packages.store(&digest, &large, "t").unwrap_err().code, Code::StoreFull);
         assert_eq!(packages.cache.usage().entries, 1, "what never fits evicts nothing");
+    }
+
+    #[test]
+    fn keeps_the_entry_of_a_digest_that_is_used_as_another_kind() {
+        let state = tempfile::tempdir().unwrap();
+        let packages = open(state.path());
+        let (package, encoded) = unpacked(&packages);
+        let wheel = sublet_wheels::WheelBuilder::new("w", "1").file("w.py", "x = 1").bytes();
+        let layer = digest_of(&wheel);
+        drop(packages.store_layer(&layer, &wheel, "t").unwrap());
+        let used = packages.cache.usage();
+        assert_eq!(used.entries, 2);
+        // A lease names the wheel as its package, and an environment names the package as its wheel.
+        let as_package = packages.ensure(&layer, 0, "t", &StartStep::default()).unwrap_err();
+        assert_eq!(as_package.code, Code::ManagerUnreachable, "{as_package}");
+        let as_layer =
+            EnvironmentLayer { digest: package.clone(), name: "p-1-py3-none-any.whl".into(), size_bytes: 1 };
+        packages.ensure_layer(&as_layer, "t").unwrap_err();
+        assert_eq!(packages.cache.usage(), used);
+        // The manager sends what these digests name.
+        let refused = packages.store(&layer, &wheel, "t").unwrap_err();
+        assert!(refused.message.contains("a layer of environments"), "{refused}");
+        packages.store_layer(&package, &encoded, "t").unwrap_err();
+        assert_eq!(packages.cache.usage(), used);
     }
 
     #[test]

@@ -63,7 +63,6 @@ impl NodePackages {
                 }
                 Err(Error { message, .. }) => {
                     warn!(digest, damage = message, "an unpacked wheel is damaged, and fetched again");
-                    self.cache.forget(&key(digest));
                 }
             }
         }
@@ -78,6 +77,8 @@ impl NodePackages {
             return Err(Error::new(Code::InvalidPackage, message));
         }
         let (wheel, info) = (Wheel::read(encoded)?, validate(encoded)?.info().encode_to_vec());
+        // Only now: a digest that is not a wheel's leaves the entry of what is here under it.
+        self.cache.forget(&key(digest));
         let size = size(&wheel, info.len() as u64);
         let reservation = self.cache.reserve(&format!("the wheel {}", wheel.name), (size, size), tenant)?;
         let unfinished = RemovalGuard(self.folder.join(format!("{UNFINISHED}{digest}")));
