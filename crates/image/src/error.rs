@@ -231,6 +231,14 @@ pub enum ImageError {
         /// Error of the HTTP client.
         source: Box<ureq::Error>,
     },
+    /// Too many processes make the same layer.
+    #[error("{copies} processes fetch or unpack the layer {diff_id} already (try again)")]
+    LayerBusy {
+        /// Digest of the unpacked layer.
+        diff_id: Digest,
+        /// Number of these processes.
+        copies: usize,
+    },
     /// The file with credentials cannot be used.
     #[error("the credentials in {} cannot be used: {problem}", path.display())]
     CredentialsFile {
@@ -275,7 +283,7 @@ impl ImageError {
             ImageError::Architecture { .. } => Code::WrongArchitecture,
             ImageError::Refused { status: 401, .. } => Code::Unauthenticated,
             ImageError::Refused { .. } => Code::PermissionDenied,
-            ImageError::Status { status: 429, .. } => Code::TryLater,
+            ImageError::Status { status: 429, .. } | ImageError::LayerBusy { .. } => Code::TryLater,
             ImageError::Status { .. } | ImageError::Unreachable { .. } => Code::RegistryUnreachable,
             ImageError::Nonsense { .. } => Code::Protocol,
             ImageError::System { source, .. } => match source.kind() {

@@ -1,10 +1,12 @@
 //! A registry, accessed by the distribution protocol over HTTP/1.1.
 //!
 //! Everything that a registry sends is bounded: documents, headers and tokens have a largest size, blobs the announced
-//! size, redirections a number, and each answer a time limit.
+//! size, redirections a number, and each answer a time limit. The bytes of a blob have to come at a minimum rate: the size
+//! that a manifest announces earns no time.
 
 mod challenge;
 mod elsewhere;
+mod paced;
 mod token;
 
 use std::io::{self, Read};
@@ -27,11 +29,10 @@ use crate::source::{BlobSource, describe};
 
 use challenge::Challenge;
 use elsewhere::Elsewhere;
+use paced::{MAX_TIME, PacedBody};
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// Lowest average speed at which a blob's bytes may come.
-const LEAST_BYTES_PER_S: u64 = 16 << 10;
 const MAX_REDIRECTIONS: u32 = 5;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -200,9 +201,8 @@ impl BlobSource for Registry {
             return Ok(Box::new(bytes.unwrap_or_default()));
         }
         let kind = if part == DocumentPart::Manifest { "manifests" } else { "blobs" };
-        let time = ANSWER_TIME + Duration::from_secs(blob.size_bytes / LEAST_BYTES_PER_S);
-        let response = self.get(&format!("{kind}/{}", blob.digest), time)?;
-        Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
+        let response = self.get(&format!("{kind}/{}", blob.digest), MAX_TIME)?;
+        Ok(Box::new(PacedBody::new(response.into_body().into_with_config().limit(u64::MAX).reader())))
     }
 
     fn damaged(&self, _part: DocumentPart, error: io::Error) -> ImageError {
@@ -220,7 +220,8 @@ fn agent(reference: &Reference, transport: RegistryTransport, is_plain: bool) ->
         .user_agent(concat!("sublet/", env!("CARGO_PKG_VERSION")))
         .timeout_resolve(Some(CONNECT_TIME))
         .timeout_connect(Some(CONNECT_TIME))
-        .timeout_recv_response(Some(ANSWER_TIME));
+        .timeout_recv_response(Some(ANSWER_TIME))
+        .timeout_per_read(Some(ANSWER_TIME));
     if !is_plain {
         config = config.tls_config(tls());
     }

@@ -5,9 +5,12 @@
 //!
 //! A tenant names the registry of an image. So that tenants cannot make an agent connect to services of its own
 //! machine, registries on this machine are asked only if the operator names them. If the operator names any registries,
-//! only these are asked.
+//! only these are asked. An image is pulled once for all leases that need it, with turns among tenants: see
+//! [`shared_work`](crate::execution::shared_work). So a registry that sends slowly delays only leases of the tenants that
+//! name it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sublet_image::{
     Credentials, Digest, DocumentPart, Image, ImageError, ImageLimits, ImageStore, InUse, Reference,
@@ -18,9 +21,13 @@ use sublet_proto::{Code, Error};
 use tracing::info;
 
 use crate::execution::cache::{CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
+use crate::execution::shared_work::{SharedWork, WorkBounds, WorkRefusal};
 
 /// Size that the first attempt to pull an image may unpack.
 const FIRST_ATTEMPT: DiskSize = DiskSize { bytes: 64 << 20, files: 4096 };
+/// Bounds of pulls. A call waits shorter than the 120 s that clients wait.
+const BOUNDS: WorkBounds =
+    WorkBounds { of_node: 8, of_tenant: 2, calls_of_tenant: 1024, patience: Duration::from_secs(110) };
 
 /// See the [module](self).
 pub(crate) struct Images {
@@ -28,6 +35,8 @@ pub(crate) struct Images {
     cache: Arc<NodeCache>,
     /// Registries that may be asked. An empty list allows every registry outside this machine.
     registries: Vec<String>,
+    /// Images that are pulled, by name and digest. Each outcome is the token of the image's use, if it needs one.
+    pulls: SharedWork<String, Option<EntryUse>>,
 }
 
 /// An image with a lock on its layers.
@@ -39,7 +48,7 @@ pub(crate) struct HeldImage {
 impl Images {
     /// Opens the images of a store, within the bound of the node's cache.
     pub(crate) fn new(store: ImageStore, cache: Arc<NodeCache>, registries: Vec<String>) -> Images {
-        Images { store, cache, registries }
+        Images { store, cache, registries, pulls: SharedWork::new(BOUNDS, describe) }
     }
 
     /// The token of a build's image for as long as a tenant uses it: `Some(None)` if no token is needed, because there is no
@@ -61,7 +70,21 @@ impl Images {
     }
 
     /// Returns the token like [`Images::at_hand`], and pulls the image first if it is missing, which may take minutes.
+    ///
+    /// # Errors
+    /// Those of the pull, and `try_later` if the image is not pulled in time.
     pub(crate) fn ensure(&self, build: &PackageBuild, tenant: &str) -> Result<Option<EntryUse>, Error> {
+        if let Some(in_use) = self.at_hand(build, tenant)? {
+            return Ok(in_use);
+        }
+        let pulled = self.pulls.execute(&build.image, tenant, || self.find_or_pull(build, tenant));
+        let in_use = pulled.map_err(|error| about(&build.image, error))?;
+        // The pull of another tenant's call may have made the entry, which this tenant uses, too.
+        self.at_hand(build, tenant).map(|_| in_use)
+    }
+
+    /// Does the work of [`Images::ensure`].
+    fn find_or_pull(&self, build: &PackageBuild, tenant: &str) -> Result<Option<EntryUse>, Error> {
         if let Some(in_use) = self.at_hand(build, tenant)? {
             return Ok(in_use);
         }
@@ -127,6 +150,32 @@ impl Images {
     }
 }
 
+/// The message of an image that was not pulled.
+fn describe(refusal: WorkRefusal, bounds: &WorkBounds) -> String {
+    let WorkBounds { of_node, of_tenant, calls_of_tenant, patience } = bounds;
+    match refusal {
+        WorkRefusal::TooManyCalls => {
+            format!("{calls_of_tenant} starts of this tenant wait for images already")
+        }
+        WorkRefusal::TooLate => format!(
+            "it was not pulled within {} s: a node pulls at most {of_tenant} images of a tenant and {of_node} of all at once",
+            patience.as_secs()
+        ),
+        WorkRefusal::Panicked => "its pull has failed".to_owned(),
+    }
+}
+
+/// Names the image in an error that says that it may be here later.
+fn about(image: &str, error: Error) -> Error {
+    match error.code {
+        Code::TryLater => Error::new(
+            error.code,
+            format!("the image {image} is not here yet (try again): {}", error.message),
+        ),
+        _ => error,
+    }
+}
+
 fn key(image: &Image) -> Key {
     (EntryKind::Image, image.digest.to_string())
 }
@@ -160,4 +209,63 @@ fn pinned(build: &PackageBuild) -> Result<(Reference, Digest), Error> {
         Error::new(Code::InvalidPackage, message)
     })?;
     Ok((reference, digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread::scope;
+
+    fn open(state: &std::path::Path, registries: &[String]) -> Images {
+        let store = ImageStore::open(state.join("images")).unwrap();
+        let cache = Arc::new(NodeCache::open(state, store.clone(), Some(1 << 30)).unwrap());
+        Images::new(store, cache, registries.to_vec())
+    }
+
+    fn build(registry: &str, number: usize) -> PackageBuild {
+        let image = format!("{registry}/app@{}", Digest::of(&number.to_le_bytes()));
+        PackageBuild { image, ..PackageBuild::default() }
+    }
+
+    #[test]
+    fn a_registry_without_answer_delays_no_other_tenant() {
+        let state = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let silent = format!("localhost:{}", listener.local_addr().unwrap().port());
+        // No program listens on this port, so its registry fails at once.
+        let closed = "localhost:1".to_owned();
+        let images = &open(state.path(), &[silent.clone(), closed.clone()]);
+        let silent = &silent;
+        scope(|scope| {
+            let ensure = |number, tenant| {
+                scope.spawn(move || images.ensure(&build(silent, number), tenant).map(drop).unwrap_err().code)
+            };
+            let pulls: Vec<_> = (0..BOUNDS.of_tenant).map(|number| ensure(number, "a")).collect();
+            // A call for the same image joins the pull that is under way.
+            let connections: Vec<_> = pulls.iter().map(|_| listener.accept().unwrap().0).collect();
+            let joined = ensure(0, "b");
+            // A tenant's call for one more image waits for its turn.
+            let waiting = ensure(BOUNDS.of_tenant, "a");
+            let other = images.ensure(&build(&closed, 0), "b").map(drop).unwrap_err();
+            assert_eq!(other.code, Code::RegistryUnreachable, "{other}");
+            assert!(!joined.is_finished() && !waiting.is_finished());
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err(), "another pull has begun");
+            // Both registries refuse all connections from now on.
+            drop((connections, listener));
+            for pull in pulls.into_iter().chain([joined, waiting]) {
+                assert_eq!(pull.join().unwrap(), Code::RegistryUnreachable);
+            }
+        });
+    }
+
+    #[test]
+    fn a_late_image_is_named() {
+        let late = Error::new(Code::TryLater, describe(WorkRefusal::TooLate, &BOUNDS));
+        let named = about("localhost:1/app", late);
+        assert_eq!(named.code, Code::TryLater);
+        assert!(named.message.starts_with("the image localhost:1/app is not here yet"), "{named}");
+        assert!(named.message.contains("110 s"), "{named}");
+    }
 }
