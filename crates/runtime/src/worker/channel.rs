@@ -93,6 +93,9 @@ impl Channel {
         let memory_answer::Body::Channel(channel) = body else {
             return Err(protocol("a run with fewer channels than it has"));
         };
+        if channel.mailbox.as_ref().is_some_and(|mailbox| mailbox.peer_end > 1) {
+            return Err(protocol("a mailbox with another end than its two"));
+        }
         let [state] = descriptors("a channel", fds)?;
         let rights = if channel.writable { MemoryRights::Write } else { MemoryRights::Read };
         let state = match channel.writable && !channel.is_far {

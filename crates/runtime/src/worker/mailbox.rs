@@ -8,6 +8,8 @@
 //! Invariants:
 //! - All bytes between the tail and the head are zero, so a word that is not zero marks a complete message.
 //! - A record is contiguous: the rest of the ring before its beginning is a record that no instance receives.
+//! - A position, a length or a sender is checked each time that it is read: every process with access to the memory
+//!   component may have written any number there. No access is outside of the queue, and none is of a part of a word.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -91,9 +93,47 @@ impl Record {
         record
     }
 
-    fn end(&self, position: u64) -> u64 {
-        position + self.skipped + self.bytes
+    /// The position behind the record; `None` if positions end before.
+    fn end(&self, position: u64) -> Option<u64> {
+        position.checked_add(self.skipped)?.checked_add(self.bytes)
     }
+
+    /// The record that a sender of `len` bytes claims in a queue with these positions, and the tail behind it; `None` if
+    /// the queue has not enough space.
+    ///
+    /// # Errors
+    /// `protocol` if the positions are not those of a queue.
+    fn claimed(head: u64, tail: u64, len: u64) -> Result<Option<(Record, u64)>, Error> {
+        let record = Record::at(checked(tail)?, len);
+        let end = record.end(tail).ok_or_else(written_over)?;
+        // A head that is old is a lower one.
+        Ok((end.wrapping_sub(checked(head)?) <= RING_BYTES).then_some((record, end)))
+    }
+
+    /// The record at the head of a queue, whose word has this length.
+    ///
+    /// # Errors
+    /// `protocol` if no sender has made such a record.
+    fn received(head: u64, len: u32) -> Result<Record, Error> {
+        let len = u64::from(len);
+        if len > MAX_MESSAGE_BYTES {
+            return Err(written_over());
+        }
+        match Record::at(checked(head)?, len) {
+            record if record.skipped == 0 => Ok(record),
+            _ => Err(written_over()),
+        }
+    }
+}
+
+/// A position that was read from a queue: positions move by whole words.
+fn checked(position: u64) -> Result<u64, Error> {
+    if position.is_multiple_of(WORD_BYTES) { Ok(position) } else { Err(written_over()) }
+}
+
+#[cold]
+fn written_over() -> Error {
+    Error::new(Code::Protocol, "a queue of messages was written over")
 }
 
 fn word(len: u32, from: u32) -> u64 {
@@ -131,20 +171,17 @@ impl Mailbox<'_> {
             let text = format!("there is no instance {to} of component {peer}, which has {peers}");
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let queue = self.queue(self.told.peer_queue + to)?;
+        let queue = self.queue(u64::from(self.told.peer_queue) + u64::from(to))?;
         let mut wait = Wait::new(self, deadline);
         loop {
             let (head, tail) = (queue.load(HEAD_AT)?, queue.load(TAIL_AT)?);
-            let record = Record::at(tail, len);
-            let end = record.end(tail);
-            // A head that is old is a lower one.
-            if end.wrapping_sub(head) > RING_BYTES {
+            let Some((record, end)) = Record::claimed(head, tail, len)? else {
                 self.check_peer()?;
                 wait.more(false, || {
                     format!("the queue of instance {to} of component {} stays full", self.told.peer)
                 })?;
                 continue;
-            }
+            };
             if queue.swap(TAIL_AT, tail, end)? != tail {
                 continue;
             }
@@ -168,12 +205,12 @@ impl Mailbox<'_> {
         mut into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {
-        let queue = self.queue(self.told.own_queue + own)?;
+        let queue = self.queue(u64::from(self.told.own_queue) + u64::from(own))?;
         let mut wait = Wait::new(self, deadline);
         loop {
             // Checked before the queue is read, so that messages which the peer sent before its end are received.
             let peer = self.check_peer();
-            let head = queue.load(HEAD_AT)?;
+            let head = checked(queue.load(HEAD_AT)?)?;
             let at = head % RING_BYTES;
             let Some((len, from)) = read_word(queue.load(RING_AT + at)?) else {
                 peer?;
@@ -186,14 +223,11 @@ impl Mailbox<'_> {
                 queue.add(HEAD_AT, RING_BYTES - at)?;
                 continue;
             }
-            if u64::from(len) > MAX_MESSAGE_BYTES {
-                return Err(Error::new(Code::Protocol, "a queue of messages was written over").into());
-            }
+            let Record { bytes, .. } = Record::received(head, len)?;
             if len as usize > into.len() {
                 return Err(ReceiveError::TooLong(len));
             }
             queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
-            let bytes = Record::at(head, u64::from(len)).bytes;
             queue.clear(at, bytes)?;
             queue.add(HEAD_AT, bytes)?;
             self.channel.check()?;
@@ -201,8 +235,8 @@ impl Mailbox<'_> {
         }
     }
 
-    fn queue(&self, number: u32) -> Result<Queue<'_>, Error> {
-        let offset = u64::from(number) * QUEUE_BYTES;
+    fn queue(&self, number: u64) -> Result<Queue<'_>, Error> {
+        let offset = number * QUEUE_BYTES;
         let place = match self.channel.piece(offset, QUEUE_BYTES)? {
             piece if piece.file().is_some() => {
                 MailboxMemory::Here(self.channel.pointer(offset, QUEUE_BYTES)?)
@@ -396,8 +430,41 @@ mod tests {
         let last = RING_BYTES - 16;
         assert_eq!(Record::at(RING_BYTES + last, 8), Record { at: last, skipped: 0, bytes: 16 });
         assert_eq!(Record::at(RING_BYTES + last, 9), Record { at: 0, skipped: 16, bytes: 24 });
-        assert_eq!(Record::at(last, 9).end(last), RING_BYTES + 24);
+        assert_eq!(Record::at(last, 9).end(last), Some(RING_BYTES + 24));
         assert!(RING_BYTES.is_multiple_of(WORD_BYTES) && MAX_MESSAGE_BYTES + 8 < RING_BYTES / 2);
+    }
+
+    #[test]
+    fn refuses_positions_and_lengths_that_no_sender_has_written() {
+        let code = |refused: Result<(), Error>| refused.unwrap_err().code;
+        let claimed = |head, tail| code(Record::claimed(head, tail, 9).map(drop));
+        // Positions within a word, and a tail whose record would end beyond the last position.
+        assert_eq!(claimed(0, 3), Code::Protocol);
+        assert_eq!(claimed(RING_BYTES - 1, RING_BYTES), Code::Protocol);
+        for tail in [u64::MAX - 7, u64::MAX - 15] {
+            assert_eq!(claimed(tail - 8, tail), Code::Protocol, "{tail}");
+        }
+        let received = |head, len| code(Record::received(head, len).map(drop));
+        assert_eq!(received(5, 9), Code::Protocol);
+        assert_eq!(received(0, MAX_MESSAGE_BYTES as u32 + 1), Code::Protocol);
+        // Its end would be in the next queue.
+        assert_eq!(received(RING_BYTES - 8, 1), Code::Protocol);
+        assert_eq!(Record::received(RING_BYTES - 8, 0).unwrap().bytes, 8);
+    }
+
+    #[test]
+    fn records_of_any_positions_are_within_the_ring() {
+        let ends = [0, 8, RING_BYTES - 8, RING_BYTES, u64::MAX - 7, u64::MAX / 2 + 1];
+        for (head, tail) in ends.iter().flat_map(|head| ends.iter().map(move |tail| (*head, *tail))) {
+            for len in [0, 1, 8, MAX_MESSAGE_BYTES] {
+                if let Ok(Some((record, end))) = Record::claimed(head, tail, len) {
+                    assert!(record.at + record.bytes <= RING_BYTES, "{record:?}");
+                    assert!(record.at.is_multiple_of(WORD_BYTES) && end > tail, "{record:?} up to {end}");
+                }
+            }
+        }
+        assert_eq!(Record::claimed(0, RING_BYTES, 0).unwrap(), None, "the ring is full");
+        assert!(Record::claimed(8, RING_BYTES, 0).unwrap().is_some());
     }
 
     #[test]
