@@ -52,7 +52,7 @@ pub struct DeviceSandboxes<D: Driver> {
     store: Option<ProgramStore>,
     image: Option<Vec<u8>>,
     loaded: Mutex<LoadedFunctions<D>>,
-    /// Locked during a build: two at once would build the same functions.
+    /// Locked while sandboxes are made: two threads at once would build the same functions, or exceed [`MAX_SANDBOXES`].
     making: Mutex<()>,
     table: Mutex<InstanceTable<D>>,
 }
@@ -102,14 +102,15 @@ impl<D: Driver> DeviceSandboxes<D> {
 
     /// Makes sandboxes: the functions of one tenant that are not on the device yet become one program image.
     pub fn create(&self, specs: &[KernelSpec]) -> Vec<Result<DeviceSandboxId, DeviceError>> {
-        let room = MAX_SANDBOXES - lock(&self.table).instances.len();
-        if specs.len() > MAX_VECTOR.min(room) {
+        // Sandboxes are added only under this lock. So no other thread uses up the free places in between.
+        let _making = lock(&self.making);
+        let free = MAX_SANDBOXES.saturating_sub(lock(&self.table).instances.len());
+        if specs.len() > MAX_VECTOR.min(free) {
             return specs.iter().map(|_| Err(DeviceError::TooMany)).collect();
         }
         if let Err(error) = self.pool.check() {
             return specs.iter().map(|_| Err(error.clone())).collect();
         }
-        let _making = lock(&self.making);
         let checked: Vec<_> = specs.iter().map(KernelSpec::check).collect();
         let good = specs.iter().zip(&checked).filter(|(_, checked)| checked.is_ok()).map(|(spec, _)| spec);
         let functions = self.functions(good);
@@ -262,6 +263,7 @@ impl<D: Driver> DeviceSandboxes<D> {
         let id = DeviceSandboxId(table.last);
         let before = table.instances.insert(id, Arc::new(instance));
         debug_assert!(before.is_none(), "two sandboxes have the number {id}");
+        debug_assert!(table.instances.len() <= MAX_SANDBOXES, "{} sandboxes", table.instances.len());
         Ok(id)
     }
 

@@ -5,14 +5,14 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use sublet_devices::worker::KernelEngine;
 use sublet_devices::{
     CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxState, DeviceSandboxStatus,
-    DeviceSandboxes, Driver, KernelProgram, KernelSpec, LaunchInput, LaunchOutput, Patience, TenantId,
-    WorkSize, prepare,
+    DeviceSandboxes, Driver, KernelProgram, KernelSpec, LaunchInput, LaunchOutput, MAX_SANDBOXES, MAX_VECTOR,
+    Patience, TenantId, WorkSize, prepare,
 };
 use sublet_proto::Code;
 use sublet_proto::package::{BUILT_FOLDER, MANIFEST_FILE, built_file};
@@ -114,6 +114,36 @@ pub fn states_and_verbs<H: DeviceFixture>() {
     );
     sandboxes.delete(&[id]).remove(0).unwrap();
     assert!(matches!(sandboxes.state(&[id]).remove(0), Err(DeviceError::Unknown(_))));
+}
+
+pub fn concurrent_creates_keep_the_bound<H: DeviceFixture>() {
+    let sandboxes = &open::<H>(1);
+    let echo = || spec::<H>(ONE, "echo", "main_kernel");
+    for full in 0..MAX_SANDBOXES / MAX_VECTOR {
+        // The first vector leaves one place free.
+        let count = MAX_VECTOR - usize::from(full == 0);
+        let created = sandboxes.create(&vec![echo(); count]);
+        assert!(created.iter().all(Result::is_ok), "{full}");
+    }
+    const THREADS: usize = 8;
+    let begin = &Barrier::new(THREADS);
+    let created: Vec<_> = std::thread::scope(|scope| {
+        let create = |_| {
+            scope.spawn(move || {
+                begin.wait();
+                sandboxes.create(&[spec::<H>(TWO, "echo", "main_kernel")]).remove(0)
+            })
+        };
+        let threads: Vec<_> = (0..THREADS).map(create).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(created.iter().flatten().count(), 1, "{created:?}");
+    let refused = created.iter().filter(|created| matches!(created, Err(DeviceError::TooMany)));
+    assert_eq!(refused.count(), THREADS - 1, "{created:?}");
+    // A deleted sandbox frees its place.
+    let id = created.into_iter().find_map(Result::ok).unwrap();
+    sandboxes.delete(&[id]).remove(0).unwrap();
+    sandboxes.create(&[echo()]).remove(0).unwrap();
 }
 
 pub fn large_inputs_come_through<H: DeviceFixture>() {
@@ -390,7 +420,7 @@ macro_rules! conformance {
             answers_of_kernels_are_checked, a_chain_stays_on_the_device, memory_is_wiped_between_tenants,
             tenants_share_nothing, two_kernels_run_at_once, what_was_deleted_is_ready_at_once,
             damaged_programs_are_built_anew, many_threads_get_their_own_answers,
-            launches_that_end_in_time_are_answered, a_package_is_built_once_and_called_by_a_worker
+            launches_that_end_in_time_are_answered, concurrent_creates_keep_the_bound, a_package_is_built_once_and_called_by_a_worker
         ]);
     };
     (@ $fixture:ty, $attribute:tt, [$($name:ident),*]) => {

@@ -61,6 +61,18 @@ impl Contact {
         Ok(Contact { provider, kind, name, token, landing_key, landing_base })
     }
 
+    /// Checks that memory of this length at the stated address ends within the address space: messages are sent to
+    /// offsets within it. Whether the memory is the peer's is for the provider to check, by the key.
+    pub fn check_landing(&self, len_bytes: u64) -> Result<(), FabricError> {
+        match self.landing_base.checked_add(len_bytes) {
+            Some(_) => Ok(()),
+            None => Err(FabricError::Protocol(format!(
+                "a contact whose memory of {len_bytes} bytes begins at {:#x}",
+                self.landing_base
+            ))),
+        }
+    }
+
     /// The IP address of the endpoint, where the provider uses IP addresses as names.
     pub fn ip(&self) -> Option<std::net::IpAddr> {
         let family = u16::from_ne_bytes(self.name.get(..2)?.try_into().ok()?);
@@ -107,6 +119,13 @@ mod tests {
         let bytes = contact().encode();
         assert_eq!(Contact::decode(&bytes).unwrap(), contact());
         assert_eq!(contact().ip(), Some([10, 0, 0, 1].into()));
+    }
+
+    #[test]
+    fn refuses_landing_memory_beyond_the_address_space() {
+        let at = |landing_base| Contact { landing_base, ..contact() }.check_landing(8192);
+        assert!(at(u64::MAX - 8192).is_ok());
+        assert!(at(u64::MAX - 8191).unwrap_err().to_string().contains("8192 bytes"));
     }
 
     #[test]

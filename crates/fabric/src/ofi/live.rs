@@ -194,6 +194,7 @@ impl Live {
                 self.link.facts.kind, peer.kind
             )));
         }
+        peer.check_landing(LANDING_BYTES)?;
         (self.peer_key, self.peer_base) = (peer.landing_key, peer.landing_base);
         if self.link.facts.kind == MSG {
             if self.stage == ConnectionStage::Alone {
