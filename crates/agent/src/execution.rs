@@ -7,6 +7,7 @@ pub(crate) mod image_pythons;
 pub(crate) mod images;
 pub(crate) mod isolations;
 pub(crate) mod kernels;
+pub(crate) mod lent_cores;
 pub(crate) mod logs;
 pub(crate) mod packages;
 pub(crate) mod programs;

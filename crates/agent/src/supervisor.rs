@@ -13,8 +13,8 @@
 //! usage region belong to the lease, so a worker that is started again finds both.
 //!
 //! Invariants:
-//! - When a lease has ended, its worker is dead before its cores are free, and its cores are free before the manager
-//!   and the client hear of it. A core on which a worker cannot be killed is never lent again.
+//! - When a lease has ended, its worker and all work of its starts are dead before its cores are free, and its cores are
+//!   free before the manager and the client hear of it. A core on which a worker cannot be killed is never lent again.
 //! - Nothing of a lease is handed to its client before the token behind it was verified.
 //! - A requested end is announced to the client first, with the time that is left.
 //! - A worker process does not outlive the thread of its lease.
@@ -22,6 +22,7 @@
 //!   signs of life all the while.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::connection::Connection;
@@ -32,6 +33,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
+use crate::execution::lent_cores::LentCores;
 use crate::execution::worker::WorkerProcess;
 use crate::leases::attach::AttachedLease;
 use crate::leases::confirm::Confirmation;
@@ -56,6 +58,10 @@ mod tell;
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the end of a lease waits at most for work on its cores to end. The work is killed at once, but may have begun
+/// to start a sandbox, which takes longer.
+const WORK_END_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a client may take to release memory of a segment that has ended.
 const LET_GO_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -73,6 +79,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
         relay: None,
         served: None,
         start: StartState::None,
+        lent_cores: None,
         held,
         ending: None,
         idle,
@@ -93,6 +100,8 @@ struct Supervisor<'node> {
     /// Access to a segment from other machines.
     served: Option<RemoteSegment>,
     start: StartState,
+    /// The lease's cores, once work of a start may use them.
+    lent_cores: Option<Arc<LentCores>>,
     held: AttachedLease,
     /// End that was announced to the client.
     ending: Option<WantedEnd>,
@@ -448,9 +457,10 @@ impl Supervisor<'_> {
     }
 
     fn finish(self, end: EndReason) {
-        let Supervisor { mut worker, relay, served, held, socket, node, .. } = self;
+        let Supervisor { mut worker, relay, served, lent_cores, held, socket, node, .. } = self;
         let AttachedLease { lease, meter, reservation, enrolment, inbox, .. } = held;
         let is_dead = worker.as_mut().is_none_or(|worker| end_worker(worker, &lease.id));
+        let busy_cores = lent_cores.filter(|cores| !cores.call_back(Instant::now() + WORK_END_PATIENCE));
         if let Err(error) = meter.settle() {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
@@ -468,10 +478,16 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the memory of a segment is not free yet");
         }
         drop(inbox);
-        if is_dead {
-            drop(reservation)
-        } else {
-            reservation.forfeit()
+        match busy_cores {
+            _ if !is_dead => reservation.forfeit(),
+            Some(cores) => {
+                error!(
+                    lease = lease.id,
+                    "work of the lease's start still uses its cores: they are free when it ends"
+                );
+                cores.keep(reservation);
+            }
+            None => drop(reservation),
         }
         info!(lease = lease.id, reason = end.reason(), "lease ended");
         enrolment.finish(end.for_the_book());

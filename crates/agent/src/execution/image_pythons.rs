@@ -4,8 +4,9 @@
 //! image without a Python that can execute functions is refused with the reason, at the start of the lease.
 //!
 //! An image belongs to a tenant, and so does its Python: its report is not trusted, and it never runs outside of a
-//! sandbox with all walls. The sandbox has the isolation that the lease demands, and the lease's cores. Images that do not
-//! answer delay only leases of the tenants that name them: see [`shared_work`](crate::execution::shared_work).
+//! sandbox with all walls. The sandbox has the isolation that the lease demands, and the lease's cores, which it leaves when
+//! the lease ends. Images that do not answer delay only leases of the tenants that name them: see
+//! [`shared_work`](crate::execution::shared_work).
 
 pub(crate) mod answer;
 mod asking;
@@ -23,6 +24,7 @@ use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram
 
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
+use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::Runnable;
 use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
@@ -50,8 +52,6 @@ struct PythonRequest<'lease> {
     key: QueryKey,
     /// The lease's tenant, as a manager has signed it.
     tenant: &'lease str,
-    /// The cores on which the image is asked, which are the lease's.
-    cores: &'lease [u32],
 }
 
 impl ImagePythons {
@@ -76,7 +76,7 @@ impl ImagePythons {
     /// then [`ImagePythons::ensure`] does the rest.
     pub(crate) fn at_hand(&self, mut runnable: Runnable, lease: &Lease) -> Option<Runnable> {
         if is_image_python(&runnable.build().architecture) {
-            let request = self.request(runnable.build(), lease, &[]).ok()?;
+            let request = self.request(runnable.build(), lease).ok()?;
             let known = self.queries.find(&request.key, request.tenant)?;
             runnable.image_python = Some(known.ok()?);
         }
@@ -93,11 +93,12 @@ impl ImagePythons {
         &self,
         mut runnable: Runnable,
         lease: &Lease,
-        cores: &[u32],
+        cores: &Arc<LentCores>,
     ) -> Result<Runnable, Error> {
         if is_image_python(&runnable.build().architecture) {
-            let request = self.request(runnable.build(), lease, cores)?;
-            let answer = self.queries.find_or_ask(&request.key, request.tenant, || self.ask(&request));
+            let request = self.request(runnable.build(), lease)?;
+            let ask = || cores.end_of(self.ask(&request, cores));
+            let answer = self.queries.find_or_ask(&request.key, request.tenant, ask);
             runnable.image_python = Some(answer.map_err(|error| about(&request.build.image, &error))?);
         }
         Ok(runnable)
@@ -129,12 +130,11 @@ impl ImagePythons {
         &self,
         build: &'lease PackageBuild,
         lease: &'lease Lease,
-        cores: &'lease [u32],
     ) -> Result<PythonRequest<'lease>, Error> {
         let (isolation, runtime) = self.isolations.of_lease(lease, build)?;
         let key =
             QueryKey { digest: digest(build)?.to_owned(), isolation, runtime: runtime.map(Path::to_owned) };
-        Ok(PythonRequest { build, key, tenant: &lease.tenant, cores })
+        Ok(PythonRequest { build, key, tenant: &lease.tenant })
     }
 }
 

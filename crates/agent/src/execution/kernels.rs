@@ -2,7 +2,7 @@
 //!
 //! A device's driver compiles kernels, and its compiler was not made to withstand hostile input. So the agent handles a
 //! program only as bytes. Each package is built once on a node, in a sandbox of its own that sees the package and the
-//! files of drivers, on the cores of the first lease that needs it. The built image is trusted no more than the
+//! files of drivers, on the cores of the first lease that needs it, and only as long as that lease lasts. The built image is trusted no more than the
 //! package. It is kept beside the package's files, where only the package's workers read it. A package whose build is slow
 //! delays only leases of the tenants that name it: see [`shared_work`](crate::execution::shared_work).
 //!
@@ -31,10 +31,11 @@ use tracing::info;
 pub(crate) use device_access::{devices_of, environment};
 pub(crate) use look::DeviceQuery;
 
+use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::{FileStamp, Runnable};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::SandboxMaker;
-use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
+use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
 use crate::machine::state::system;
 
 /// The program that builds, beside those of workers.
@@ -116,7 +117,12 @@ impl KernelPackages {
     /// # Errors
     /// `wrong_architecture` if the node does not offer the kind, the builder's errors, and `try_later` if the tenant's or
     /// other builds keep the node from building this package.
-    pub(crate) fn ensure(&self, runnable: &Runnable, tenant: &str, cores: &[u32]) -> Result<(), Error> {
+    pub(crate) fn ensure(
+        &self,
+        runnable: &Runnable,
+        tenant: &str,
+        cores: &Arc<LentCores>,
+    ) -> Result<(), Error> {
         let Some(kind) = kind_of(runnable.build()) else { return Ok(()) };
         if !self.offered.contains(&kind) {
             let (name, kind) = (&runnable.package.info.name, kind.name());
@@ -127,13 +133,15 @@ impl KernelPackages {
         if let Some(known) = self.known(runnable, tenant) {
             return known;
         }
-        self.builds.execute(&key(runnable), tenant, || {
+        self.builds.execute_unless_given_up(&key(runnable), tenant, || {
             if let Some(known) = self.known(runnable, tenant) {
-                return known;
+                return WorkEnd::Done(known);
             }
-            let built = self.build(kind, runnable, cores);
-            self.remember(runnable, tenant, &built);
-            built
+            let end = cores.end_of(self.build(kind, runnable, cores));
+            if let WorkEnd::Done(built) = &end {
+                self.remember(runnable, tenant, built);
+            }
+            end
         })
     }
 
@@ -148,10 +156,11 @@ impl KernelPackages {
         lock(&self.known).insert(&key(runnable), tenant, known, until);
     }
 
-    fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
+    fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &Arc<LentCores>) -> Result<(), Error> {
         let (begun, folder) = (Instant::now(), &runnable.package.folder);
         let sandboxes = self.sandboxes.current()?;
-        let image = build::image(sandboxes, &self.builder, (kind, runnable.index), folder, cores)?;
+        let loan = cores.lend()?;
+        let image = build::image(sandboxes, &self.builder, (kind, runnable.index), folder, loan)?;
         if !image.is_empty() {
             keep(folder, runnable.index, &image)?;
         }

@@ -5,6 +5,8 @@
 //! work slow, and name a lot of it. Behind one lock of the node it would delay every other tenant. [`SharedWork`] executes
 //! it, and [`KnownResults`] remembers what it found.
 //!
+//! Work on the cores of a lease is given up when that lease ends. Then another call that waits for it begins it anew.
+//!
 //! An outcome serves the calls of all tenants. So its key holds everything on which the outcome depends, and neither the
 //! outcome nor its error names anything of one tenant.
 //!
@@ -17,4 +19,4 @@ mod work;
 
 pub(crate) use known::KnownResults;
 pub(crate) use queue::WorkBounds;
-pub(crate) use work::{SharedWork, WorkRefusal};
+pub(crate) use work::{SharedWork, WorkEnd, WorkRefusal};

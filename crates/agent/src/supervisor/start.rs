@@ -2,10 +2,11 @@
 //! it is one of kernels, built.
 //!
 //! A package is fetched on a thread of its own, while the supervisor sends signs of life to the client and handles the
-//! end of the lease. A fetch continues after its lease has ended, for the next lease of the package. The process is
-//! started on the supervisor's thread.
+//! end of the lease. A fetch continues after its lease has ended, for the next lease of the package. Only the work that it
+//! does on the lease's cores ends with the lease: see [`LentCores`]. The process is started on the supervisor's thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::clock::monotonic_ns;
@@ -16,6 +17,7 @@ use tracing::{debug, error};
 use super::Supervisor;
 use super::start_state::{Outcome, StartState};
 use crate::execution::background_task::BackgroundTask;
+use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
@@ -136,9 +138,19 @@ impl Supervisor<'_> {
         }
     }
 
-    fn fetch(&self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
+    /// The lease's cores, as work of its starts uses them.
+    fn lent_cores(&mut self) -> Result<Arc<LentCores>, Error> {
+        if let Some(cores) = &self.lent_cores {
+            return Ok(cores.clone());
+        }
+        let cores = LentCores::new(self.held.reservation.cores.clone())?;
+        Ok(self.lent_cores.insert(cores).clone())
+    }
+
+    fn fetch(&mut self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
+        let cores = self.lent_cores()?;
         let (packages, lease) = (self.node.execution.packages.clone(), self.held.lease.clone());
-        let (kernels, cores) = (self.node.execution.kernels.clone(), self.held.reservation.cores.clone());
+        let kernels = self.node.execution.kernels.clone();
         debug!(lease = lease.id, digest = lease.package, "the worker's package is fetched");
         let image_pythons = self.node.execution.image_pythons.clone();
         let fetch = move || {

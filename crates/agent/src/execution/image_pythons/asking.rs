@@ -23,6 +23,7 @@ use super::answer::{Answer, PROGRAM};
 use super::report::{PythonReport, last_words, no_report, shown};
 use super::{ImagePythons, PythonRequest, container, environment};
 use crate::execution::images::HeldImage;
+use crate::execution::lent_cores::{CoreLoan, LentCores, lease_ended};
 use crate::signal::wait_readable;
 
 /// Code with which an interpreter reports what it is.
@@ -41,7 +42,7 @@ const MAX_OUTPUT_BYTES: usize = 16 << 10;
 impl ImagePythons {
     /// Has the interpreter of an image report what it is. Errors name no image, because leases that know the image by
     /// another name, or from another registry, receive them, too.
-    pub(super) fn ask(&self, request: &PythonRequest<'_>) -> Answer {
+    pub(super) fn ask(&self, request: &PythonRequest<'_>, cores: &Arc<LentCores>) -> Answer {
         let begun = Instant::now();
         let image = &request.build.image;
         let lost = |error: Error| {
@@ -50,7 +51,7 @@ impl ImagePythons {
         };
         let gone = || Error::new(Code::System, "a Python in an image is asked without an image");
         let held = self.images.hold(request.build).map_err(lost)?.ok_or_else(gone)?;
-        let (output, end) = self.run(&held, request)?;
+        let (output, end) = self.run(&held, request, cores.lend()?)?;
         let found = match end {
             Ok(end) => PythonReport::find(&output).ok_or_else(|| no_report(end, &output)),
             Err(fault) => Err(fault),
@@ -62,11 +63,13 @@ impl ImagePythons {
         Ok(python)
     }
 
-    /// Runs the interpreter of an image with [`ASK`]. Returns its output and its end, or why it cannot be executed.
+    /// Runs the interpreter of an image with [`ASK`] on these cores. Returns its output and its end, or why it cannot be
+    /// executed.
     fn run(
         &self,
         held: &HeldImage,
         request: &PythonRequest<'_>,
+        loan: CoreLoan,
     ) -> Result<(String, Result<ProgramEnd, String>), Error> {
         let log = output_file()?;
         let sandboxes = self.sandboxes.current()?;
@@ -86,7 +89,7 @@ impl ImagePythons {
             network: NetworkAccess::None,
             devices: Devices::None,
             limits: SandboxLimits {
-                cores: request.cores.to_vec(),
+                cores: loan.numbers().to_vec(),
                 memory_bytes: Some(MEMORY_BYTES),
                 shown_memory_bytes: None,
                 processes: Some(PROCESSES),
@@ -96,7 +99,7 @@ impl ImagePythons {
         let launched = sandboxes.launch(vec![spec]).pop();
         let launched = launched.ok_or_else(|| Error::new(Code::Internal, "a sandbox verb gave no answer"))?;
         let asked = match launched {
-            Ok(sandbox) => AskedPython { sandboxes, sandbox },
+            Ok(sandbox) => AskedPython { sandboxes, sandbox, loan },
             Err(error) => {
                 // A runtime finds the image's program by itself: here the runtime could not be executed.
                 let fault = match request.key.runtime {
@@ -119,12 +122,18 @@ impl ImagePythons {
 struct AskedPython {
     sandboxes: Arc<Sandboxes>,
     sandbox: NewSandbox,
+    /// The cores that it uses.
+    loan: CoreLoan,
 }
 
 impl AskedPython {
-    /// Waits for its end.
+    /// Waits for its end, unless its cores are called back before.
     fn end(&self) -> Result<ProgramEnd, Error> {
-        let [has_ended] = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + PATIENCE))?;
+        let watches = [self.sandbox.ended.as_fd(), self.loan.called_back()].map(Some);
+        let [has_ended, is_called_back] = wait_readable(watches, Some(Instant::now() + PATIENCE))?;
+        if !has_ended && is_called_back {
+            return Err(lease_ended());
+        }
         if !has_ended {
             let message = format!("it did not report its version within {} s", PATIENCE.as_secs());
             return Err(Error::new(Code::System, message));
@@ -138,7 +147,11 @@ impl Drop for AskedPython {
     fn drop(&mut self) {
         // If the process survives, the spawner still has it and ends it with the agent.
         let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
-        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let until = Some(Instant::now() + LONGEST_END);
+        if !matches!(wait_readable([Some(self.sandbox.ended.as_fd())], until), Ok([true])) {
+            warn!(cores = ?self.loan.numbers(), "the Python of an image cannot be killed: its cores are lost");
+            self.loan.lose();
+        }
         let _ = self.sandboxes.delete(&[self.sandbox.id]);
     }
 }

@@ -7,7 +7,7 @@ use sublet_fabric::sync::lock;
 use sublet_proto::Code;
 
 use super::answer::{Answer, ImagePython, QueryKey};
-use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
+use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
 
 /// Bounds of queries. Each query may use 512 MiB of the node's memory, beside those of leases.
 const BOUNDS: WorkBounds =
@@ -40,21 +40,28 @@ impl Queries {
     }
 
     /// The answer of an image, for a call of a tenant. If the answer is not known, `ask` gives it, on this thread, or on that
-    /// of another call.
+    /// of another call. If `ask` gives up, another call asks.
     ///
     /// # Errors
     /// Those of `ask`, and `try_later` if the image cannot be asked in time.
-    pub(super) fn find_or_ask(&self, key: &QueryKey, tenant: &str, ask: impl FnOnce() -> Answer) -> Answer {
+    pub(super) fn find_or_ask(
+        &self,
+        key: &QueryKey,
+        tenant: &str,
+        ask: impl FnOnce() -> WorkEnd<ImagePython>,
+    ) -> Answer {
         if let Some(known) = self.find(key, tenant) {
             return known;
         }
-        self.work.execute(key, tenant, || {
+        self.work.execute_unless_given_up(key, tenant, || {
             if let Some(known) = self.find(key, tenant) {
-                return known;
+                return WorkEnd::Done(known);
             }
-            let answer = ask();
-            self.remember(key, tenant, &answer);
-            answer
+            let end = ask();
+            if let WorkEnd::Done(answer) = &end {
+                self.remember(key, tenant, answer);
+            }
+            end
         })
     }
 
@@ -95,7 +102,8 @@ mod tests {
     fn asks_an_image_once() {
         let queries = Queries::new();
         assert_eq!(queries.find(&key("a1"), "a"), None);
-        assert_eq!(queries.find_or_ask(&key("a1"), "a", || python("3.12")), python("3.12"));
+        let asked = queries.find_or_ask(&key("a1"), "a", || WorkEnd::Done(python("3.12")));
+        assert_eq!(asked, python("3.12"));
         let never = || panic!("the image is asked again");
         assert_eq!(queries.find_or_ask(&key("a1"), "b", never), python("3.12"));
         assert_eq!(queries.find(&key("a1"), "b"), Some(python("3.12")));
@@ -107,9 +115,18 @@ mod tests {
         for (code, is_known) in [(Code::System, false), (Code::TryLater, false), (Code::InvalidPackage, true)]
         {
             let refused: Answer = Err(Error::new(code, "no Python"));
-            assert_eq!(queries.find_or_ask(&key("a1"), "a", || refused.clone()), refused);
+            let asked = queries.find_or_ask(&key("a1"), "a", || WorkEnd::Done(refused.clone()));
+            assert_eq!(asked, refused);
             assert_eq!(queries.find(&key("a1"), "a"), is_known.then_some(refused));
         }
+    }
+
+    #[test]
+    fn remembers_no_query_that_was_given_up() {
+        let queries = Queries::new();
+        let ended = Error::new(Code::InvalidPackage, "its python3 does not work: it was killed by SIGKILL");
+        let given_up = queries.find_or_ask(&key("a1"), "a", || WorkEnd::GivenUp(ended.clone()));
+        assert_eq!((given_up, queries.find(&key("a1"), "a")), (Err(ended), None));
     }
 
     #[test]
@@ -117,7 +134,7 @@ mod tests {
         let queries = Queries::with(WorkBounds { patience: Duration::ZERO, ..BOUNDS });
         let late = queries.find_or_ask(&key("a1"), "a", || {
             let never = || panic!("the image is asked twice");
-            queries.find_or_ask(&key("a1"), "b", never)
+            WorkEnd::Done(queries.find_or_ask(&key("a1"), "b", never))
         });
         let error = late.unwrap_err();
         assert_eq!(error.code, Code::TryLater);

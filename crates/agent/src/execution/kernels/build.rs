@@ -1,6 +1,7 @@
 //! One build of kernels: a sandbox with a package, the builder's answer, and its end.
 
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use sublet_proto::{Code, Error, decode};
 use sublet_sandbox::{SandboxLimits, Sandboxes};
 
 use super::builder::{BuildOrder, BuilderProcess};
+use crate::execution::lent_cores::{CoreLoan, lease_ended};
+use crate::signal::wait_readable;
 
 /// How long a build may take, the start of its sandbox included.
 const LONGEST_BUILD: Duration = Duration::from_secs(90);
@@ -23,18 +26,18 @@ const BUILD_MEMORY_BYTES: u64 = 2 << 30;
 const BUILD_SCRATCH_BYTES: u64 = 512 << 20;
 const BUILD_PROCESSES: u32 = 256;
 
-/// Builds the package in a folder with a builder program on these cores. Returns the image, or an empty one if the
-/// existing image is valid.
+/// Builds the package in a folder with a builder program on these cores, until they are called back. Returns the image, or
+/// an empty one if the existing image is valid.
 pub(super) fn image(
     sandboxes: Arc<Sandboxes>,
     builder: &Path,
     (kind, build): (PackageKind, u32),
     folder: &Path,
-    cores: &[u32],
+    loan: CoreLoan,
 ) -> Result<Vec<u8>, Error> {
     let until = Instant::now() + LONGEST_BUILD;
     let limits = SandboxLimits {
-        cores: distinct(cores),
+        cores: distinct(loan.numbers()),
         memory_bytes: Some(BUILD_MEMORY_BYTES),
         shown_memory_bytes: None,
         processes: Some(BUILD_PROCESSES),
@@ -42,8 +45,8 @@ pub(super) fn image(
     };
     let what = build.to_string().into();
     let order = BuildOrder { program: builder, kind, what, folder: Some(folder), limits };
-    let build = BuilderProcess::start(sandboxes, order)?;
-    hear(&build.socket, until, || build.describe())
+    let build = BuilderProcess::start(sandboxes, order, Some(loan))?;
+    hear((&build.socket, build.called_back()), until, || build.describe())
 }
 
 fn distinct(cores: &[u32]) -> Vec<u32> {
@@ -53,10 +56,14 @@ fn distinct(cores: &[u32]) -> Vec<u32> {
 
 /// Receives a build's answer: an image, or an empty one if the existing image is valid. The answer is not trusted: it
 /// comes from a process that has executed content of the package.
-fn hear(socket: &PacketSocket, until: Instant, how: impl Fn() -> Option<String>) -> Result<Vec<u8>, Error> {
+fn hear(
+    from: (&PacketSocket, Option<BorrowedFd<'_>>),
+    until: Instant,
+    how: impl Fn() -> Option<String>,
+) -> Result<Vec<u8>, Error> {
     let mut image = Vec::new();
     loop {
-        match next(socket, until, &how)? {
+        match next(from, until, &how)? {
             Some(Body::Piece(piece)) if (image.len() + piece.len()) as u64 <= MAX_IMAGE_BYTES => {
                 image.extend(piece);
             }
@@ -70,13 +77,17 @@ fn hear(socket: &PacketSocket, until: Instant, how: impl Fn() -> Option<String>)
     }
 }
 
-/// Receives the next message. An end without an answer counts as the package's fault if it is known how the builder
-/// ended.
+/// Receives the next message, unless the descriptor is readable before. An end without an answer counts as the package's
+/// fault if it is known how the builder ended.
 fn next(
-    socket: &PacketSocket,
+    (socket, called_back): (&PacketSocket, Option<BorrowedFd<'_>>),
     until: Instant,
     how: impl Fn() -> Option<String>,
 ) -> Result<Option<Body>, Error> {
+    let [_, is_called_back] = wait_readable([Some(socket.as_fd()), called_back], Some(until))?;
+    if is_called_back {
+        return Err(lease_ended());
+    }
     match socket.receive(Some(until.saturating_duration_since(Instant::now()))) {
         Ok(Some(packet)) => Ok(decode::<KernelBuild>("the answer of a build", &packet.bytes)?.body),
         Ok(None) => Err(match how() {
@@ -94,6 +105,7 @@ fn failed(code: Code, what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::execution::lent_cores::LentCores;
     use prost::Message;
     use sublet_proto::v1::Failure;
 
@@ -103,7 +115,8 @@ mod tests {
             there.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[]).unwrap();
         }
         drop(there);
-        hear(&here, Instant::now() + Duration::from_secs(60), || Some("was killed".to_owned()))
+        let until = Instant::now() + Duration::from_secs(60);
+        hear((&here, None), until, || Some("was killed".to_owned()))
     }
 
     #[test]
@@ -117,12 +130,23 @@ mod tests {
         let error = heard(vec![piece(1), Body::Failure(failure)]).unwrap_err();
         assert_eq!(error, Error::new(Code::InvalidPackage, "line 1"));
         let (here, there) = PacketSocket::pair().unwrap();
-        assert!(hear(&here, Instant::now(), || None).unwrap_err().message.ends_with("took too long"));
+        assert!(hear((&here, None), Instant::now(), || None).unwrap_err().message.ends_with("took too long"));
         drop(there);
         assert_eq!(
-            hear(&here, Instant::now(), || None).unwrap_err().code,
+            hear((&here, None), Instant::now(), || None).unwrap_err().code,
             Code::System,
             "the cause of the end is unknown"
         );
+    }
+
+    #[test]
+    fn gives_up_once_its_cores_are_called_back() {
+        let (here, _there) = PacketSocket::pair().unwrap();
+        let cores = LentCores::new(vec![0]).unwrap();
+        let loan = cores.lend().unwrap();
+        assert!(!cores.call_back(Instant::now()));
+        let until = Instant::now() + Duration::from_secs(3600);
+        let given_up = hear((&here, Some(loan.called_back())), until, || None).unwrap_err();
+        assert_eq!(given_up.code, Code::LeaseEnded);
     }
 }

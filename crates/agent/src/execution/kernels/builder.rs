@@ -1,7 +1,7 @@
 //! The builder's process in a sandbox of its own: its order, its answers, and its end.
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,10 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{
     NetworkAccess, NewSandbox, ProgramEnd, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
+use tracing::warn;
 
 use super::device_access::{devices_of, environment};
+use crate::execution::lent_cores::CoreLoan;
 use crate::signal::wait_readable;
 
 /// How long what was killed may take to end.
@@ -38,10 +40,16 @@ pub(super) struct BuilderProcess {
     sandbox: NewSandbox,
     /// The socket on which the builder answers.
     pub(super) socket: PacketSocket,
+    /// The cores that the builder uses, if they are a lease's.
+    loan: Option<CoreLoan>,
 }
 
 impl BuilderProcess {
-    pub(super) fn start(sandboxes: Arc<Sandboxes>, order: BuildOrder<'_>) -> Result<BuilderProcess, Error> {
+    pub(super) fn start(
+        sandboxes: Arc<Sandboxes>,
+        order: BuildOrder<'_>,
+        loan: Option<CoreLoan>,
+    ) -> Result<BuilderProcess, Error> {
         let BuildOrder { program, kind, what, folder, limits } = order;
         let (socket, inside) = PacketSocket::pair()?;
         let spec = Spec {
@@ -60,7 +68,12 @@ impl BuilderProcess {
         let made = sandboxes.launch(vec![spec]).pop();
         let none = || Error::new(Code::Internal, "a sandbox verb gave no answer");
         let sandbox = made.ok_or_else(none)??;
-        Ok(BuilderProcess { sandboxes, sandbox, socket })
+        Ok(BuilderProcess { sandboxes, sandbox, socket, loan })
+    }
+
+    /// A descriptor that is readable once the builder's cores are called back.
+    pub(super) fn called_back(&self) -> Option<BorrowedFd<'_>> {
+        self.loan.as_ref().map(CoreLoan::called_back)
     }
 
     /// How the builder ended, after its last message. Returns `None` if the end cannot be determined.
@@ -78,7 +91,12 @@ impl Drop for BuilderProcess {
     fn drop(&mut self) {
         // If the process survives, the spawner still has it and ends it with the agent.
         let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
-        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let until = Some(Instant::now() + LONGEST_END);
+        let has_ended = matches!(wait_readable([Some(self.sandbox.ended.as_fd())], until), Ok([true]));
+        if let Some(loan) = self.loan.as_mut().filter(|_| !has_ended) {
+            warn!(cores = ?loan.numbers(), "a build of kernels cannot be killed: its cores are lost");
+            loan.lose();
+        }
         let _ = self.sandboxes.delete(&[self.sandbox.id]);
     }
 }

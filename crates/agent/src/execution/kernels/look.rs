@@ -89,6 +89,7 @@ fn device(
     let builder = BuilderProcess::start(
         sandboxes,
         BuildOrder { program: builder, kind, what: DEVICE.into(), folder: None, limits },
+        None,
     )?;
     hear(&builder.socket, kind, until, || builder.describe())
 }

@@ -120,6 +120,15 @@ impl<K: Clone + Ord, T> WorkQueue<K, T> {
         self.grant();
     }
 
+    /// Ends the execution of work without an outcome. The tenant's call that has executed it leaves, and another call may
+    /// begin the work.
+    pub(super) fn give_up(&mut self, key: &K, tenant: &str) {
+        if let Some(work) = self.work.get_mut(key) {
+            work.stage = WorkStage::Waiting;
+        }
+        self.leave(key, tenant);
+    }
+
     /// Number of calls that wait for the work of a key.
     #[cfg(test)]
     pub(super) fn calls(&self, key: &K) -> usize {
@@ -236,6 +245,20 @@ mod tests {
         assert_eq!(begun(&mut queue, &["c1"]), ["c1"]);
         queue.finish(&"c1", Ok(1));
         assert!(queue.work.is_empty());
+    }
+
+    #[test]
+    fn another_call_begins_work_that_was_given_up() {
+        let mut queue = queue(1, 1);
+        let outcomes = ["a", "b"].map(|tenant| queue.join(&"key", tenant).unwrap());
+        join(&mut queue, &["c1"]);
+        assert_eq!(begun(&mut queue, &["key", "c1"]), ["key"]);
+        queue.give_up(&"key", "a");
+        // The work keeps its place, and counts as the other tenant's.
+        assert_eq!(begun(&mut queue, &["key", "c1"]), ["key"]);
+        queue.give_up(&"key", "b");
+        assert!(outcomes.iter().all(|outcome| outcome.get().is_none()));
+        assert_eq!(begun(&mut queue, &["key", "c1"]), ["c1"]);
     }
 
     #[test]

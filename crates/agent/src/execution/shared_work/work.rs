@@ -28,6 +28,15 @@ impl WorkRefusal {
     }
 }
 
+/// End of work.
+#[derive(Debug)]
+pub(crate) enum WorkEnd<T> {
+    /// The outcome for all calls.
+    Done(Result<T, Error>),
+    /// This call cannot execute the work to its end, which says nothing about the work. The error is only for this call.
+    GivenUp(Error),
+}
+
 /// Work of one kind on a node, by key.
 pub(crate) struct SharedWork<K, T> {
     bounds: WorkBounds,
@@ -42,7 +51,9 @@ pub(crate) struct SharedWork<K, T> {
 struct BegunWork<'work, K: Clone + Ord, T: Clone> {
     shared: &'work SharedWork<K, T>,
     key: &'work K,
-    outcome: Option<Result<T, Error>>,
+    /// Tenant of the call that executes it.
+    tenant: &'work str,
+    end: Option<WorkEnd<T>>,
 }
 
 impl<K: Clone + Ord, T: Clone> SharedWork<K, T> {
@@ -69,6 +80,20 @@ impl<K: Clone + Ord, T: Clone> SharedWork<K, T> {
         tenant: &str,
         work: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.execute_unless_given_up(key, tenant, || WorkEnd::Done(work()))
+    }
+
+    /// The outcome of the work of a key, as [`SharedWork::execute`] returns it, for work that this call may give up. Another
+    /// call that waits for it then executes it.
+    ///
+    /// # Errors
+    /// Those of [`SharedWork::execute`], and that of work which this call gave up.
+    pub(crate) fn execute_unless_given_up(
+        &self,
+        key: &K,
+        tenant: &str,
+        work: impl FnOnce() -> WorkEnd<T>,
+    ) -> Result<T, Error> {
         let until = Instant::now() + self.bounds.patience;
         let mut queue = lock(&self.queue);
         let outcome = queue.join(key, tenant).ok_or_else(|| self.refusal(WorkRefusal::TooManyCalls))?;
@@ -78,7 +103,7 @@ impl<K: Clone + Ord, T: Clone> SharedWork<K, T> {
             }
             if queue.begin(key) {
                 drop(queue);
-                return BegunWork { shared: self, key, outcome: None }.execute(work);
+                return BegunWork { shared: self, key, tenant, end: None }.execute(work);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -96,18 +121,26 @@ impl<K: Clone + Ord, T: Clone> SharedWork<K, T> {
 }
 
 impl<K: Clone + Ord, T: Clone> BegunWork<'_, K, T> {
-    fn execute(mut self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let outcome = work();
-        self.outcome = Some(outcome.clone());
+    fn execute(mut self, work: impl FnOnce() -> WorkEnd<T>) -> Result<T, Error> {
+        let end = work();
+        let outcome = match &end {
+            WorkEnd::Done(outcome) => outcome.clone(),
+            WorkEnd::GivenUp(error) => Err(error.clone()),
+        };
+        self.end = Some(end);
         outcome
     }
 }
 
 impl<K: Clone + Ord, T: Clone> Drop for BegunWork<'_, K, T> {
     fn drop(&mut self) {
-        let failed = || Err(self.shared.refusal(WorkRefusal::Panicked));
-        let outcome = self.outcome.take().unwrap_or_else(failed);
-        lock(&self.shared.queue).finish(self.key, outcome);
+        let mut queue = lock(&self.shared.queue);
+        match self.end.take() {
+            Some(WorkEnd::Done(outcome)) => queue.finish(self.key, outcome),
+            Some(WorkEnd::GivenUp(_)) => queue.give_up(self.key, self.tenant),
+            None => queue.finish(self.key, Err(self.shared.refusal(WorkRefusal::Panicked))),
+        }
+        drop(queue);
         self.shared.changed.notify_all();
     }
 }
@@ -182,6 +215,33 @@ mod tests {
             others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), failed));
         });
         assert_eq!(work.execute(&"a1", "a", || Ok(1)), Ok(1));
+    }
+
+    #[test]
+    fn a_waiting_call_executes_work_that_another_gives_up() {
+        let work = &work(LONG);
+        scope(|scope| {
+            let (begun, has_begun) = channel();
+            let (release, released) = channel::<()>();
+            let ended = Error::new(Code::LeaseEnded, "the lease has ended");
+            let given_up = ended.clone();
+            let executing = scope.spawn(move || {
+                work.execute_unless_given_up(&"a1", "a", || {
+                    begun.send(()).unwrap();
+                    released.recv().unwrap();
+                    WorkEnd::GivenUp(given_up)
+                })
+            });
+            has_begun.recv().unwrap();
+            let waiting = scope.spawn(move || work.execute(&"a1", "b", || Ok(2)));
+            while lock(&work.queue).calls(&"a1") < 2 {
+                std::thread::yield_now();
+            }
+            release.send(()).unwrap();
+            assert_eq!(executing.join().unwrap(), Err(ended));
+            assert_eq!(waiting.join().unwrap(), Ok(2));
+        });
+        assert_eq!(work.execute(&"a1", "a", || Ok(3)), Ok(3));
     }
 
     #[test]
