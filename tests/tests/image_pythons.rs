@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread::{self, ScopedJoinHandle};
 
@@ -25,7 +25,7 @@ use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
-use sublet_tests::platform::{PlatformProcess, programs};
+use sublet_tests::platform::{PlatformProcess, programs, sublet};
 use sublet_tests::process::wait_until;
 
 /// Modules of the standard library that need no place in an image.
@@ -313,6 +313,41 @@ fn images_that_never_answer_delay_only_their_own_tenant() {
             assert_fails(refused.join().unwrap(), Code::InvalidPackage, &[&image, "killed by SIGKILL"]);
         }
     });
+}
+
+#[test]
+fn a_query_of_an_image_ends_with_its_lease() {
+    let scene = Scene::new();
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    let registry = format!("localhost:{}", scene.registry.port);
+    cluster.add_agent_with(LentCores::shared(1, 8), &["--registries", &registry]);
+    let seconds = 100_000_000 + std::process::id() * 10;
+    let image = scene.push("sleeping", &[sleeping_python(seconds)]);
+    cluster.publish(scene.package("sleeping", &image, ""));
+    let call = || {
+        let mut command = sublet();
+        command.env("SUBLET_MANAGER", cluster.addresses()).env("SUBLET_CA", cluster.ca_file());
+        command.env("SUBLET_TOKEN", cluster.user_token("alice").secret).env_remove("SUBLET_TOKEN_FILE");
+        command.args(["call", "sleeping/fork", "--shared", "--memory", "64MiB"]).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let end = |mut client: Child| {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    };
+    let first = call();
+    wait_until("the image is asked", || sleeper(seconds).is_some());
+    let asked = sleeper(seconds);
+    // Another lease waits for the same answer.
+    let second = call();
+    let name = cluster.agents[0].name.clone();
+    wait_until("both have leases", || cluster.node(&name).is_some_and(|node| node.shared_leased == 2));
+    end(first);
+    wait_until("the image is asked for the other lease", || {
+        sleeper(seconds).is_some_and(|pid| Some(pid) != asked)
+    });
+    end(second);
+    wait_until("no image is asked", || sleeper(seconds).is_none());
 }
 
 #[test]
