@@ -142,7 +142,7 @@ impl ManagerClient {
             platforms
                 .iter()
                 .filter(is_same)
-                .min_by_key(|platform| platform.libc_minor())
+                .min_by_key(|platform| platform.libc_version())
                 .map(|&one| one.clone())
         };
         let found = least(all.iter().filter(is_own).collect());

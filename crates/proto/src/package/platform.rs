@@ -13,6 +13,9 @@ pub const IMAGE_PYTHON: &str = "python-image";
 /// End of the architecture of builds that are executed by the Python of their image.
 pub(super) const OF_IMAGE: &str = "-image";
 
+/// Largest number of a version.
+const MAX_NUMBER: u32 = 999;
+
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PythonPlatform {
@@ -98,9 +101,23 @@ impl PythonPlatform {
         (self.version == other.version).then_some(PythonPlatform { version: self.version, machine })
     }
 
-    /// The last number of the C library's version; 0 if any will do.
-    pub fn libc_minor(&self) -> u32 {
-        self.machine.as_ref().map_or(0, |machine| machine.libc_version.1)
+    /// The version of the C library; `None` if any will do.
+    pub fn libc_version(&self) -> Option<(u32, u32)> {
+        self.machine.as_ref().map(|machine| machine.libc_version)
+    }
+
+    /// The last number of the newest glibc 2 whose wheels run here; 0 if only those for any C library do.
+    pub fn glibc_minor(&self) -> u32 {
+        match &self.machine {
+            Some(PlatformMachine { libc, libc_version: (major, minor), .. }) if libc == "glibc" => {
+                match major {
+                    0 | 1 => 0,
+                    2 => *minor,
+                    _ => MAX_NUMBER,
+                }
+            }
+            _ => 0,
+        }
     }
 }
 
@@ -239,6 +256,15 @@ mod tests {
         assert_eq!(both(old, "python3.11-aarch64-glibc2.17"), None);
         assert_eq!(both(old, "python3.11-x86_64-musl1.2"), None);
         assert_eq!(both(old, "python3.12"), None);
+    }
+
+    #[test]
+    fn versions_of_libraries_are_compared_by_both_numbers() {
+        let versions = ["python3.11", "python3.11-x86_64-glibc2.36", "python3.11-x86_64-glibc3.1"];
+        assert!(versions.map(|text| platform(text).libc_version()).is_sorted());
+        let minors = versions.map(|text| platform(text).glibc_minor());
+        assert_eq!(minors, [0, 36, MAX_NUMBER]);
+        assert_eq!(platform("python3.11-x86_64-musl1.2").glibc_minor(), 0);
     }
 
     #[test]

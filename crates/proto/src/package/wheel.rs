@@ -341,7 +341,7 @@ impl<'name> WheelName<'name> {
         };
         let fits = self.pythons.split('.').any(|tag| self.abis.split('.').any(|abi| is_python(tag, abi)));
         let platforms = self.platforms.split('.').filter_map(|tag| PythonPlatform::of_tag(version, tag));
-        fits.then(|| platforms.min_by_key(|platform| platform.libc_minor())).flatten()
+        fits.then(|| platforms.min_by_key(PythonPlatform::libc_version)).flatten()
     }
 }
 
@@ -458,6 +458,10 @@ mod tests {
             (
                 "a-1-7-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
                 Some("python3.11-x86_64-glibc2.17"),
+            ),
+            (
+                "a-1-cp311-cp311-manylinux_3_1_x86_64.manylinux_2_39_x86_64.whl",
+                Some("python3.11-x86_64-glibc2.39"),
             ),
             ("a-1-cp39-abi3-manylinux_2_28_aarch64.whl", Some("python3.11-aarch64-glibc2.28")),
             ("a-1-cp312-abi3-manylinux_2_28_x86_64.whl", None),

@@ -103,7 +103,7 @@ fn request(plan: &EnvironmentPlan, target: &PythonPlatform) -> Result<Value, Err
         "file": file,
         "python": format!("{major}.{minor}"),
         "architecture": architecture,
-        "glibc": target.libc_minor(),
+        "glibc": target.glibc_minor(),
         "index": plan.index,
         "find_links": plan.find_links.iter().map(|link| absolute_link(link)).collect::<Vec<_>>(),
         "cache": cache()?.to_string_lossy(),
