@@ -22,6 +22,7 @@ pub(super) fn read_builds(
         let library = read_library(build, files)?;
         if builds.is_empty() {
             functions = offered(&library, build)?;
+            check_function_count(functions.len())?;
         }
         if let Some(other) = builds.iter().find(|other| other.architecture == library.architecture) {
             return Err(invalid(format!(
@@ -104,7 +105,6 @@ fn offered(library: &LibraryFile<'_>, build: &Build) -> Result<Vec<String>, Erro
             _ => "the library exports no C function",
         }));
     }
-    check_function_count(callable.len())?;
     Ok(callable)
 }
 

@@ -144,7 +144,7 @@ fn is_identifier(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package::{IMAGE_PYTHON, encode, from_files, validate};
+    use crate::package::{IMAGE_PYTHON, MAX_FUNCTIONS, encode, from_files, validate};
     use crate::v1::PackageFile;
 
     fn checked(manifest: &str) -> Result<crate::package::CheckedPackage, Error> {
@@ -172,6 +172,18 @@ mod tests {
         assert_eq!(inside.builds[0].architecture, IMAGE_PYTHON);
         let any = checked("name='p'\nkind='python'\nlibrary='lib/n.py'").unwrap();
         assert_eq!((any.functions.len(), any.builds[0].architecture.as_str()), (1, ANY_PYTHON));
+    }
+
+    #[test]
+    fn call_function_counts_among_the_functions() {
+        let named = |count: usize| {
+            let functions: String =
+                (0..count).map(|number| format!("[[function]]\nname='f{number}'\n")).collect();
+            checked(&format!("{MODULE}{functions}"))
+        };
+        assert_eq!(named(MAX_FUNCTIONS - 1).unwrap().functions.len(), MAX_FUNCTIONS);
+        let error = named(MAX_FUNCTIONS).unwrap_err();
+        assert!(error.message.contains("1025 functions, at most 1024"), "{error}");
     }
 
     #[test]
