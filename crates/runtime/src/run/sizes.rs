@@ -64,8 +64,10 @@ pub(super) fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
     let most = used.iter().max().copied().unwrap_or_default();
     let increments = choices(graph.increment_bytes, most, graph.limit_bytes);
     let mut best = (f64::INFINITY, said);
-    for initial_bytes in choices(graph.initial_bytes, most, graph.limit_bytes) {
-        // The component must reach its limit with the number of segments that it may have.
+    // The component must reach its limit with the number of segments that it may have.
+    let least_initial = least_initial(graph);
+    let initials = choices(graph.initial_bytes, most, graph.limit_bytes).into_iter();
+    for initial_bytes in initials.filter(|&bytes| bytes >= least_initial).chain([least_initial]) {
         let least = graph.limit_bytes.saturating_sub(initial_bytes).div_ceil(MAX_SEGMENTS - 1);
         let least = least.max(MIN_SEGMENT_BYTES).next_multiple_of(MIN_SEGMENT_BYTES);
         let more = graph.increment_bytes.is_none().then_some(least);
@@ -79,6 +81,14 @@ pub(super) fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
         }
     }
     best.1
+}
+
+/// The least initial size with which the component reaches its limit, if the graph gives the increment. A given initial
+/// size reaches the limit with a given increment, since the graph was checked.
+fn least_initial(graph: &MemoryNeed) -> u64 {
+    let grown = graph.increment_bytes.map_or(u64::MAX, |bytes| bytes.saturating_mul(MAX_SEGMENTS - 1));
+    let least = graph.limit_bytes.saturating_sub(grown).max(MIN_SEGMENT_BYTES);
+    graph.initial_bytes.unwrap_or(least.next_multiple_of(MIN_SEGMENT_BYTES).min(graph.limit_bytes))
 }
 
 /// The given size, or all candidate sizes up to the usage.
@@ -176,6 +186,26 @@ mod tests {
         let half = MemoryNeed { initial_bytes: Some(4096), ..unsaid(64 * MIB) };
         let sizes = memory(&half, &[32 * MIB; 20]);
         assert!(sizes.initial_bytes == 4096 && sizes.increment_bytes >= 8 * MIB, "{sizes:?}");
+    }
+
+    #[test]
+    fn memory_with_a_given_increment_reaches_its_limit() {
+        let grown = 4096 * (MAX_SEGMENTS - 1);
+        for more in [0, 4095, 4096, MIB, 3 * MIB + 4096, 16 * MIB] {
+            let graph = MemoryNeed { increment_bytes: Some(4096), ..unsaid(grown + more) };
+            for used in [1, 8192, 2 * MIB, grown + more] {
+                let sizes = memory(&graph, &[used; 20]);
+                assert_eq!(sizes.increment_bytes, 4096);
+                assert!(
+                    sizes.initial_bytes + grown >= graph.limit_bytes,
+                    "{sizes:?} up to {}",
+                    graph.limit_bytes
+                );
+                assert!(sizes.initial_bytes <= MAX_SEGMENT_BYTES, "{sizes:?}");
+            }
+        }
+        let small = MemoryNeed { increment_bytes: Some(4096), ..unsaid(8192) };
+        assert!(memory(&small, &[8192; 20]).initial_bytes <= 8192);
     }
 
     #[test]
