@@ -45,6 +45,7 @@ pub mod throughput;
 pub mod transport;
 
 pub use raw::connect_ofi;
+pub use rounds::MAX_PAYLOAD_BYTES;
 
 const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 

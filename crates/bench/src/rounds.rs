@@ -9,6 +9,11 @@ use sublet_runtime::{Buffer, Invoker};
 
 /// Bytes before the payload in both buffers. In the input's they contain parameters of the raw side.
 pub(super) const HEAD_BYTES: usize = 4096;
+/// Largest payload of a measured call, in bytes: the longest buffer without its head, in whole words.
+pub const MAX_PAYLOAD_BYTES: u32 = (u32::MAX - 4096) / 4 * 4;
+
+const _: () = assert!(MAX_PAYLOAD_BYTES as u64 + HEAD_BYTES as u64 <= u32::MAX as u64);
+
 /// Rounds of a block before the counted ones, in which caches and branch predictors adapt.
 pub(super) const UNCOUNTED: u32 = 8;
 /// Pause between two calls to a sleeping worker: long enough that it sleeps.

@@ -20,8 +20,8 @@ use super::parse::{duration, node_modules, size};
 use sublet_bench::latency::{CalledFunction, Mode};
 use sublet_bench::transport::{CallTransport, Where};
 use sublet_bench::{
-    bandwidth, calls, chain, cold, cold_result, connections, fifo, graph, latency, lease, memory, reject,
-    swap, template, throughput,
+    MAX_PAYLOAD_BYTES, bandwidth, calls, chain, cold, cold_result, connections, fifo, graph, latency, lease,
+    memory, reject, swap, template, throughput,
 };
 
 const EXAMPLES: &str = "\
@@ -147,7 +147,7 @@ struct LatencyArguments {
     #[arg(long, value_enum, default_value_t = CalledFunction::Echo)]
     function: CalledFunction,
     /// Size of input and output
-    #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64", conflicts_with = "sweep")]
+    #[arg(long, value_name = "SIZE", value_parser = payload_size, default_value = "64", conflicts_with = "sweep")]
     size: u32,
     /// Measure 0, 64 B, 1 kB, 4 kB, 64 kB, 1 MB and 5 MB
     #[arg(long)]
@@ -171,7 +171,7 @@ struct BandwidthArguments {
     #[arg(long, value_enum, default_value_t = Mode::Hot)]
     mode: Mode,
     /// Size of input and output [default: 1 MB and 5 MB]
-    #[arg(long, value_name = "SIZE", value_parser = size_32)]
+    #[arg(long, value_name = "SIZE", value_parser = payload_size)]
     size: Option<u32>,
     /// Calls for each size
     #[arg(long, value_name = "CALLS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -261,7 +261,7 @@ struct ThroughputArguments {
     #[arg(long, value_name = "CALLS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     in_flight: u32,
     /// Size of each input, copied into the worker's inbox
-    #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64")]
+    #[arg(long, value_name = "SIZE", value_parser = payload_size, default_value = "64")]
     size: u32,
     /// Duration of the measurement
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
@@ -312,7 +312,7 @@ struct RejectionArguments {
 #[derive(Debug, Args)]
 struct FifoArguments {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
-    #[arg(long, value_name = "SIZE", value_parser = size_32)]
+    #[arg(long, value_name = "SIZE", value_parser = payload_size)]
     size: Option<u32>,
     /// Measure between two neighbouring nodes of this machine, one of them a `dpu`, and a plain TCP connection
     #[arg(long)]
@@ -363,12 +363,10 @@ fn access_size(text: &str) -> Result<u32, String> {
     fits.ok_or_else(|| format!("{bytes} bytes: an access must have from 1 to {MAX_ACCESS_BYTES} bytes"))
 }
 
-fn size_32(text: &str) -> Result<u32, String> {
+fn payload_size(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
-    // The measured buffers have an additional page before the payload.
-    u32::try_from(bytes + 4096)
-        .map(|with_head| with_head - 4096)
-        .map_err(|_| format!("{bytes} bytes: a call must have less than 4 GiB"))
+    let fits = u32::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_PAYLOAD_BYTES);
+    fits.ok_or_else(|| format!("{bytes} bytes: a measured call has at most {MAX_PAYLOAD_BYTES} bytes"))
 }
 
 /// Runs the measurement.
@@ -580,5 +578,21 @@ fn progress(steps: u64, output: &CommandOutput) -> ProgressBar {
         ProgressBar::new(steps)
     } else {
         ProgressBar::hidden()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_payloads_that_no_call_can_have() {
+        assert_eq!(payload_size("5MiB"), Ok(5 << 20));
+        let most = u64::from(MAX_PAYLOAD_BYTES);
+        assert_eq!(payload_size(&most.to_string()), Ok(MAX_PAYLOAD_BYTES));
+        for bytes in [most + 1, u64::from(u32::MAX), 1 << 32, u64::MAX - 4095, u64::MAX] {
+            let refused = payload_size(&bytes.to_string()).unwrap_err();
+            assert!(refused.contains("at most 4294963196 bytes"), "{refused}");
+        }
     }
 }
