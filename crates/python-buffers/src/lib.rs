@@ -75,26 +75,23 @@ impl BufferView {
     /// Copies bytes from `offset` on, up to the end of the memory. The bytes have any value if others write them
     /// meanwhile.
     pub fn copy_to(&self, offset: u64, into: &mut [u8]) {
-        let len = self.within(offset, into.len());
-        // SAFETY: `len` bytes from `offset` on are within the object's memory; `into` is other memory, and has `len`
-        // bytes.
-        unsafe {
-            self.pointer().add(offset as usize).copy_to_nonoverlapping(NonNull::from(into).cast(), len)
-        };
+        let (at, len) = part(self.len(), offset, into.len());
+        // SAFETY: `len` bytes from `at` on are within the object's memory; `into` is other memory, and has `len` bytes.
+        unsafe { self.pointer().add(at).copy_to_nonoverlapping(NonNull::from(into).cast(), len) };
     }
 
     /// Copies bytes to `offset` on, up to the end of the memory. Copies nothing into a read-only view.
     pub fn copy_from(&self, offset: u64, from: &[u8]) {
-        let len = if self.is_read_only() { 0 } else { self.within(offset, from.len()) };
-        // SAFETY: `len` bytes from `offset` on are within the object's memory, which is writable; `from` is other
-        // memory, and has `len` bytes. Others may read the object's memory meanwhile, so there is no slice of it.
-        unsafe {
-            self.pointer().add(offset as usize).copy_from_nonoverlapping(NonNull::from(from).cast(), len)
-        };
+        let wanted = if self.is_read_only() { 0 } else { from.len() };
+        let (at, len) = part(self.len(), offset, wanted);
+        // SAFETY: `len` bytes from `at` on are within the object's memory, and none are copied unless it is writable;
+        // `from` is other memory, and has `len` bytes. Others may read the object's memory meanwhile, so there is no
+        // slice of it.
+        unsafe { self.pointer().add(at).copy_from_nonoverlapping(NonNull::from(from).cast(), len) };
     }
 
-    fn within(&self, offset: u64, len: usize) -> usize {
-        len.min(usize::try_from(self.len_bytes().saturating_sub(offset)).unwrap_or(usize::MAX))
+    fn len(&self) -> usize {
+        usize::try_from(self.raw.len).unwrap_or(0)
     }
 
     /// Whether the memory must not be written.
@@ -102,6 +99,24 @@ impl BufferView {
         self.raw.readonly != 0
     }
 }
+
+/// The offset and the length of up to `wanted` bytes from `offset` on, of memory of `len` bytes. Both are within the memory,
+/// whatever is asked for.
+const fn part(len: usize, offset: u64, wanted: usize) -> (usize, usize) {
+    if offset >= len as u64 {
+        return (len, 0);
+    }
+    // It is less than the length.
+    let at = offset as usize;
+    (at, if wanted < len - at { wanted } else { len - at })
+}
+
+// Tests that the compiler executes: this crate cannot be linked outside of an interpreter.
+const _: () = {
+    assert!(matches!(part(8, 0, 3), (0, 3)) && matches!(part(8, 5, 9), (5, 3)));
+    assert!(matches!(part(8, 8, 1), (8, 0)) && matches!(part(0, 0, 1), (0, 0)));
+    assert!(matches!(part(8, u64::MAX, 8), (8, 0)) && matches!(part(0, 7, usize::MAX), (0, 0)));
+};
 
 impl Drop for BufferView {
     fn drop(&mut self) {

@@ -45,13 +45,19 @@ pub(crate) unsafe fn call_at_end(
 ) -> io::Result<()> {
     let mut kept = ptr::null_mut();
     // SAFETY: the function is alive while it is referred to here; from then on it is kept.
-    unsafe { napi_sys::napi_create_reference(env, function, 1, &raw mut kept) };
+    let referred = unsafe { napi_sys::napi_create_reference(env, function, 1, &raw mut kept) };
+    if referred != napi_sys::Status::napi_ok {
+        return Err(io::Error::other("the function for the end of the process cannot be kept"));
+    }
     // SAFETY: no memory is passed.
     let size = unsafe { uv_handle_size(PREPARE) }.max(size_of::<Handle>());
     let layout = Layout::from_size_align(size, align_of::<u128>()).map_err(io::Error::other)?;
     // The handle lives as long as the process.
     // SAFETY: the size is not zero.
     let handle: *mut Handle = unsafe { alloc_zeroed(layout) }.cast();
+    if handle.is_null() {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
     let ending = Box::leak(Box::new(Ending { env, event_loop, function: kept }));
     // SAFETY: the handle has the size that libuv asks for, and begins with the field that is written.
     let started = unsafe {
