@@ -80,7 +80,7 @@ fn the_example_answers_the_same_everywhere_and_by_http() {
     wait_until("the units are linked", || {
         let listed = cluster.json(&["pus"]);
         let mut units = listed["units"].as_array().unwrap().iter().filter(|unit| unit["unit"] == "cpu");
-        units.all(|unit| unit["neighbours"].as_array().is_some_and(|names| !names.is_empty()))
+        units.all(|unit| unit["connected"].as_array().is_some_and(|names| !names.is_empty()))
     });
     let mut command = Command::new(python);
     command.arg(root().join("examples/chains/run")).args(["--rounds", "20", "--json"]);

@@ -11,8 +11,8 @@ use sublet::{Access, Code, Error};
 use sublet_proto::pu;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{
-    CreateTokenRequest, DeviceUnit, Neighbour, Neighbours, NodeDescription, NodeRegistration, NodeReport,
-    NodeState, Registration, Role,
+    ConnectedNodes, CreateTokenRequest, DeviceUnit, Neighbour, Neighbours, NodeDescription, NodeRegistration,
+    NodeReport, NodeState, Registration, Role,
 };
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
@@ -88,6 +88,7 @@ impl AgentByHand {
             clock_unix_ms: self.registered.now_unix_ms,
             state: NodeState::Lending.into(),
             neighbours: self.known,
+            connected: Some(ConnectedNodes { nodes: ["dpu", "absent"].map(str::to_owned).into() }),
             ..NodeReport::default()
         };
         let request = self.access.authorize(tonic::Request::new(report));
@@ -147,8 +148,12 @@ fn neighbours_share_a_secret_that_each_registration_renews() {
     assert!(anew[0].secret != again.secret && anew[1].secret != of_other.secret);
     assert_eq!(dpu.reports().unwrap()[0].secret, anew[0].secret);
 
+    host.reports();
     let shown = cluster.json(&["pus"]);
     assert!(!shown.to_string().contains("secret"), "{shown}");
+    // What an agent says of other nodes than its neighbours is not shown.
+    assert_eq!(unit(&shown, "host", "cpu")["connected"], json!(["dpu"]));
+    assert_eq!(unit(&shown, "liar", "cpu")["connected"], json!([]));
     let why = |neighbour: &str, why: &str| json!({ "node": "liar", "neighbour": neighbour, "why": why });
     let expected = [
         why("host", "host does not name liar"),
@@ -251,6 +256,11 @@ fn neighbours(cluster: &Cluster, node: &str) -> Value {
     unit(&cluster.json(&["pus"]), node, "cpu")["neighbours"].clone()
 }
 
+/// Neighbours to whose agents that of a node is connected.
+fn connected(cluster: &Cluster, node: &str) -> Value {
+    unit(&cluster.json(&["pus"]), node, "cpu")["connected"].clone()
+}
+
 /// The registrations of a neighbour by which an agent was ever linked with it, as its log tells.
 fn linked(cluster: &Cluster, agent: usize, neighbour: &str) -> Vec<String> {
     let log = plain(&cluster.agents[agent].log());
@@ -276,6 +286,11 @@ fn neighbours_are_linked_again_after_a_restart() {
         linked(&cluster, 0, "node-1").len() == 1 && linked(&cluster, 1, "node-0").len() == 1
     });
     let first = linked(&cluster, 0, "node-1").remove(0);
+    let are_connected = || {
+        connected(&cluster, "node-0") == json!(["node-1"])
+            && connected(&cluster, "node-1") == json!(["node-0"])
+    };
+    wait_until("both agents are connected", are_connected);
 
     cluster.agents[1].restart();
     wait_until("the other agent knows of the new registration, by which the secret is another", || {
@@ -285,6 +300,8 @@ fn neighbours_are_linked_again_after_a_restart() {
 
     cluster.agents[1].pause();
     wait_until("the silent node is lost", || neighbours(&cluster, "node-0") == json!([]));
+    wait_until("the other agent is not connected", || connected(&cluster, "node-0") == json!([]));
+    assert_eq!(connected(&cluster, "node-1"), Value::Null, "what a lost agent last said");
     let shown = cluster.json(&["pus"]);
     assert_eq!(unit(&shown, "node-1", "cpu")["state"], "lost");
     let lost = |node: &str, neighbour: &str| json!({ "node": node, "neighbour": neighbour, "why": "node-1 is lost" });
@@ -293,6 +310,10 @@ fn neighbours_are_linked_again_after_a_restart() {
     wait_until("the other agent knows", || cluster.agents[0].log().contains(parted));
     cluster.agents[1].resume();
     wait_until("both are linked again", || both(&cluster) == [json!(["node-1"]), json!(["node-0"])]);
+    wait_until("both are connected again", || {
+        connected(&cluster, "node-0") == json!(["node-1"])
+            && connected(&cluster, "node-1") == json!(["node-0"])
+    });
 }
 
 #[test]

@@ -273,6 +273,12 @@ impl Core {
         }
     }
 
+    /// Notes the nodes to which a node's agent is connected, only for display. Names of other nodes than its neighbours
+    /// are left out.
+    pub fn note_connected(&mut self, node: NodeKey, connected: Option<v1::ConnectedNodes>) {
+        self.nodes.note_connected(node, connected);
+    }
+
     /// A node as users see it.
     pub fn info(&self, node: &ManagedNode) -> v1::NodeInfo {
         v1::NodeInfo { units: self.nodes.units(node), ..node.info() }

@@ -12,7 +12,7 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use sublet_proto::v1::{EndOrder, NodeReport, Registration};
+use sublet_proto::v1::{ConnectedNodes, EndOrder, NodeReport, Registration};
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
@@ -163,7 +163,8 @@ impl LeaseReporter<'_> {
         let neighbours = &self.node.links.neighbours;
         let asked = ledger.now();
         let cache = Some(self.node.execution.cache.usage());
-        let report = NodeReport { neighbours: neighbours.version(), cache, ..ledger.report() };
+        let connected = Some(ConnectedNodes { nodes: self.node.links.shim.connected() });
+        let report = NodeReport { neighbours: neighbours.version(), cache, connected, ..ledger.report() };
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };
         let now = Instant::now();

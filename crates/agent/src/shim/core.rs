@@ -431,6 +431,11 @@ impl ShimCore {
         Ok(None)
     }
 
+    /// Nodes of the neighbours that are linked now.
+    pub(crate) fn linked_nodes(&self) -> Vec<String> {
+        self.peers.values().filter(|peer| peer.is_linked).map(|peer| peer.node.clone()).collect()
+    }
+
     /// The neighbour that serves a unit.
     pub(super) fn serves(&self, unit: u32) -> Option<Peer> {
         self.routes.get(&unit).copied()

@@ -372,6 +372,11 @@ impl Shim {
         state.perform();
     }
 
+    /// Nodes to whose agents this one is connected, and whose processing units its functions reach.
+    pub(crate) fn connected(&self) -> Vec<String> {
+        lock(&self.state).core.linked_nodes()
+    }
+
     fn is_linked(&self, peer: Peer) -> bool {
         lock(&self.state).links.contains_key(&peer)
     }

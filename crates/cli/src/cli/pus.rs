@@ -20,8 +20,9 @@ NODE/cuda0 are its devices. Leases request a unit by its kind (--pu) and pay its
 memory, for executing on a core and for polling on a core, each for a second, in nano-units
 (billionths) of the currency.
 
-Nodes are neighbours if each names the other (sublet agent --neighbour). Neighbours that are not linked
-follow the table, with the reason.";
+Nodes are neighbours if each names the other (sublet agent --neighbour). Their agents connect some seconds
+after both have started; until then a neighbour is marked as not connected, and functions of the unit do not
+reach it. Neighbours that are not linked follow the table, with the reason.";
 
 /// Show processing units: processors and devices, what they execute, their prices and neighbours
 #[derive(Debug, Args)]
@@ -59,6 +60,9 @@ struct UnitView {
     price: PriceView,
     /// Nodes that are linked with the unit's node.
     neighbours: Vec<String>,
+    /// Nodes to whose agents that of the unit's node is connected, also by another neighbour; null if it does not report
+    /// them.
+    connected: Option<Vec<String>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -82,12 +86,13 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
     let unlinked = unlinked(&nodes);
     let units = nodes.into_iter().flat_map(|node| {
         let state = node_state(node.state());
-        node.units.into_iter().map(move |unit| view(state, unit))
+        let connected = node.connected.map(|connected| connected.nodes);
+        node.units.into_iter().map(move |unit| view(state, unit, connected.clone()))
     });
     output.show(&Units { units: units.collect(), unlinked }, text)
 }
 
-fn view(state: &'static str, unit: ProcessingUnit) -> UnitView {
+fn view(state: &'static str, unit: ProcessingUnit, connected: Option<Vec<String>>) -> UnitView {
     let Price { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s } =
         unit.price.unwrap_or_default();
     UnitView {
@@ -103,6 +108,7 @@ fn view(state: &'static str, unit: ProcessingUnit) -> UnitView {
         abilities: unit.abilities,
         price: PriceView { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s },
         neighbours: unit.neighbours,
+        connected,
     }
 }
 
@@ -162,8 +168,18 @@ fn row(unit: &UnitView) -> [String; 10] {
         known(unit.memory_bytes, show_bytes(unit.memory_bytes)),
         unit.abilities.join(", "),
         format!("{allocation_nano_per_gib_s}/{compute_nano_per_core_s}/{polling_nano_per_core_s}"),
-        if unit.neighbours.is_empty() { "-".to_owned() } else { unit.neighbours.join(", ") },
+        neighbours(unit),
     ]
+}
+
+/// The neighbours of a unit, with those that its functions do not reach yet marked.
+fn neighbours(unit: &UnitView) -> String {
+    let shown = unit.neighbours.iter().map(|name| match &unit.connected {
+        Some(connected) if !connected.contains(name) => format!("{name} (not connected)"),
+        _ => name.clone(),
+    });
+    let shown: Vec<_> = shown.collect();
+    if shown.is_empty() { "-".to_owned() } else { shown.join(", ") }
 }
 
 #[cfg(test)]
@@ -182,6 +198,20 @@ mod tests {
             state: state.into(),
             ..NodeInfo::default()
         }
+    }
+
+    #[test]
+    fn marks_neighbours_that_are_not_connected() {
+        let shown = |connected: Option<&[&str]>| {
+            let unit =
+                ProcessingUnit { neighbours: vec!["a".into(), "b".into()], ..ProcessingUnit::default() };
+            let connected = connected.map(|names| names.iter().map(|name| name.to_string()).collect());
+            neighbours(&view("lending", unit, connected))
+        };
+        assert_eq!(shown(Some(&["b", "bridged"])), "a (not connected), b");
+        assert_eq!(shown(Some(&["b", "a"])), "a, b");
+        assert_eq!(shown(None), "a, b", "an agent of an earlier version reports none");
+        assert_eq!(neighbours(&view("lending", ProcessingUnit::default(), None)), "-");
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use sublet_proto::pu;
-use sublet_proto::v1::ProcessingUnit;
+use sublet_proto::v1::{ConnectedNodes, ProcessingUnit};
 
 use super::ids::NodeKey;
 use super::messages::{Neighbourhood, NeighbourhoodNode};
@@ -131,6 +131,18 @@ impl Nodes {
     /// The same, for an agent that knows another version.
     pub(super) fn news_of_neighbours(&self, key: NodeKey, known: u64) -> Option<Neighbourhood> {
         self.get(key).filter(|node| node.links.version != known).map(|_| self.neighbourhood(key))
+    }
+
+    /// Notes the neighbours to which a node's agent is connected, as the agent reports them.
+    pub(super) fn note_connected(&mut self, key: NodeKey, reported: Option<ConnectedNodes>) {
+        let Some(node) = self.get(key) else { return };
+        let connected = reported.map(|ConnectedNodes { nodes }| {
+            let around = self.around(node).into_iter().map(|(other, _)| other.name.to_string());
+            ConnectedNodes { nodes: around.filter(|name| nodes.contains(name)).collect() }
+        });
+        if let Some(node) = self.get_mut(key) {
+            node.connected = connected;
+        }
     }
 
     /// The processing units of a node, with their prices.

@@ -93,6 +93,8 @@ pub struct ManagedNode {
     pub(super) links: NodeLinks,
     /// Use of its cache of packages and images, by its latest report.
     pub(super) cache: Option<v1::CacheUse>,
+    /// Neighbours to which its agent is connected, by its latest report since its registration.
+    pub(super) connected: Option<v1::ConnectedNodes>,
 }
 
 impl ManagedNode {
@@ -166,6 +168,7 @@ impl ManagedNode {
             pool: self.pool.to_string(),
             units: Vec::new(),
             cache: self.cache,
+            connected: self.connected.clone().filter(|_| !self.is_lost()),
         }
     }
 
@@ -341,6 +344,7 @@ impl Nodes {
             of_rack: None,
             links: NodeLinks::default(),
             cache: None,
+            connected: None,
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {

@@ -43,6 +43,7 @@ impl Core {
         );
         self.nodes.change(key, |node| {
             node.instance = instance;
+            node.connected = None;
             node.generation = generation;
             node.registration = registration;
             node.sequence = 0;

@@ -176,7 +176,7 @@ impl Shell {
         let lending = lending(report.state());
         let NodeReport { node, leases, registration, sequence, clock_unix_ms: clock_ms, answered, .. } =
             report;
-        let (neighbours, cache) = (report.neighbours, report.cache);
+        let (neighbours, cache, connected) = (report.neighbours, report.cache, report.connected);
         let leases = leases.into_iter().map(lease_report).collect::<Result<_, _>>()?;
         let again = || {
             let message =
@@ -193,6 +193,7 @@ impl Shell {
             other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
         };
         state.core.note_cache(node, cache);
+        state.core.note_connected(node, connected);
         self.reports_by(&mut state, node, place);
         drop(state);
         let order = |(lease, error): (LeaseId, Error)| EndOrder {
