@@ -1,5 +1,6 @@
 //! Takes one image from a source of any kind into the store.
 
+use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
@@ -12,35 +13,32 @@ use crate::manifest::{Config, Descriptor, ImageDocument, ImageManifest, choose};
 use crate::reference::Reference;
 use crate::registry::{Registry, RegistryAccess};
 use crate::source::{BlobSource, Nameless, copy, document};
-use crate::store::{Image, ImageRecord, ImageStore, LayerClaim, LayerFacts, Presence, PullProgress};
+use crate::store::{Image, ImageRecord, ImageStore, LayerClaim, LayerFacts, PullProgress};
 
-/// One image on its way into a store.
+/// Number of times that a layer is made which is removed before it is locked.
+const MAX_ATTEMPTS: usize = 8;
+
+/// One image on its way into a store. While its source sends a layer, nothing of the store is locked but this layer and
+/// those that are here already: other images can be removed meanwhile.
 struct Acquisition<'a> {
     store: &'a ImageStore,
-    presence: &'a Presence,
     source: &'a mut dyn BlobSource,
     told: &'a mut dyn FnMut(PullProgress),
     progress: PullProgress,
     /// Limits that remain for the image's layers.
     limits: ImageLimits,
+    /// Locks on the layers that are here, which no image may have yet.
+    held: Vec<File>,
 }
 
 impl<'a> Acquisition<'a> {
-    /// Creates an acquisition. The caller holds the store's presence lock, so that no layer is removed meanwhile.
     fn new(
         store: &'a ImageStore,
-        presence: &'a Presence,
         source: &'a mut dyn BlobSource,
         told: &'a mut dyn FnMut(PullProgress),
     ) -> Acquisition<'a> {
-        Acquisition {
-            store,
-            presence,
-            source,
-            told,
-            progress: PullProgress::default(),
-            limits: store.limits(),
-        }
+        let (progress, limits) = (PullProgress::default(), store.limits());
+        Acquisition { store, source, told, progress, limits, held: Vec::new() }
     }
 
     /// Uses these limits in place of the store's.
@@ -84,20 +82,37 @@ impl<'a> Acquisition<'a> {
             self.layer(blob, diff_id)?;
         }
         let record = ImageRecord { digest, config };
-        self.store.keep(&record, names, self.presence)?;
+        let presence = self.store.be_present()?;
+        self.store.keep(&record, names, &presence)?;
         self.store.image(record)
     }
 
     /// Fetches and unpacks a layer, unless the store has it.
     fn layer(&mut self, blob: &Descriptor, diff_id: &Digest) -> Result<(), ImageError> {
-        match self.store.claim(diff_id, self.presence)? {
-            Some(claim) => self.unpack(claim, blob, diff_id)?,
-            None => self.progress.wanted_bytes = self.progress.wanted_bytes.saturating_sub(blob.size_bytes),
-        }
+        let held = self.here(blob, diff_id)?;
+        self.held.push(held);
         self.progress.layers_done += 1;
         debug_assert!(self.progress.layers_done <= self.progress.layers, "{:?}", self.progress);
         (self.told)(self.progress);
         Ok(())
+    }
+
+    /// Makes a layer be here, and locks it.
+    fn here(&mut self, blob: &Descriptor, diff_id: &Digest) -> Result<File, ImageError> {
+        let mut is_fetched = false;
+        for _ in 0..MAX_ATTEMPTS {
+            if let Some(claim) = self.store.claim(diff_id)? {
+                is_fetched = true;
+                self.unpack(claim, blob, diff_id)?;
+            }
+            // Another process may have removed it since.
+            if let Some(held) = self.store.hold_layer(diff_id)? {
+                let saved = if is_fetched { 0 } else { blob.size_bytes };
+                self.progress.wanted_bytes = self.progress.wanted_bytes.saturating_sub(saved);
+                return Ok(held);
+            }
+        }
+        Err(ImageError::LayerRemoved { diff_id: *diff_id })
     }
 
     fn unpack(&mut self, claim: LayerClaim, blob: &Descriptor, expected: &Digest) -> Result<(), ImageError> {
@@ -111,8 +126,9 @@ impl<'a> Acquisition<'a> {
                 actual,
             });
         }
-        self.store.keep_facts(expected, LayerFacts { unpacked_bytes, files, skipped }, self.presence)?;
-        claim.finish()
+        let presence = self.store.be_present()?;
+        self.store.keep_facts(expected, LayerFacts { unpacked_bytes, files, skipped }, &presence)?;
+        claim.finish(&presence)
     }
 
     /// Fetches a blob into a file without a name, so that no failure leaves anything of it.
@@ -152,10 +168,9 @@ impl ImageStore {
         limits: ImageLimits,
         progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Image, ImageError> {
-        let presence = self.be_present()?;
         let mut registry = Registry::new(reference, access)?;
         let root = registry.root(reference)?;
-        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress).within(limits);
+        let mut acquisition = Acquisition::new(self, &mut registry, progress).within(limits);
         acquisition.image(&root, &[reference.to_string()])
     }
 
@@ -166,11 +181,12 @@ impl ImageStore {
         path: &Path,
         progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Vec<Image>, ImageError> {
-        let presence = self.be_present()?;
+        // The files are on this machine: nothing is removed until they are unpacked.
+        let _presence = self.be_present()?;
         let import::FoundImages { mut source, images } = import::open(path, self.folder(), &self.limits())?;
         let mut taken = Vec::new();
         for image in &images {
-            let mut acquisition = Acquisition::new(self, &presence, &mut *source, &mut *progress);
+            let mut acquisition = Acquisition::new(self, &mut *source, &mut *progress);
             taken.push(match image {
                 import::NamedImage::ByManifest { root, names } => acquisition.image(root, names)?,
                 import::NamedImage::ByConfig { manifest, names } => {

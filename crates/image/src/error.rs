@@ -239,6 +239,12 @@ pub enum ImageError {
         /// Number of these processes.
         copies: usize,
     },
+    /// A layer was removed each time that it was made.
+    #[error("the layer {diff_id} was removed meanwhile by other processes (try again)")]
+    LayerRemoved {
+        /// Digest of the unpacked layer.
+        diff_id: Digest,
+    },
     /// The file with credentials cannot be used.
     #[error("the credentials in {} cannot be used: {problem}", path.display())]
     CredentialsFile {
@@ -283,7 +289,8 @@ impl ImageError {
             ImageError::Architecture { .. } => Code::WrongArchitecture,
             ImageError::Refused { status: 401, .. } => Code::Unauthenticated,
             ImageError::Refused { .. } => Code::PermissionDenied,
-            ImageError::Status { status: 429, .. } | ImageError::LayerBusy { .. } => Code::TryLater,
+            ImageError::Status { status: 429, .. } => Code::TryLater,
+            ImageError::LayerBusy { .. } | ImageError::LayerRemoved { .. } => Code::TryLater,
             ImageError::Status { .. } | ImageError::Unreachable { .. } => Code::RegistryUnreachable,
             ImageError::Nonsense { .. } => Code::Protocol,
             ImageError::System { source, .. } => match source.kind() {

@@ -1,7 +1,7 @@
 //! The folder of one node's images, which several processes may use at once.
 //!
 //! ```text
-//! lock            locked shared by processes that add, exclusively by those that remove
+//! lock            locked shared by processes that add something, for as long as they write, exclusively by those that remove
 //! images/HEX      a record that describes the image with this digest
 //! names/HEX       which image a name means; HEX is the digest of the name
 //! layers/HEX/     the files of the layer with this diff id
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A file or folder gets its final name when it is complete and on the disk. Locks are the kernel's (`flock`), so they are
-//! gone with their processes. A layer that is in use is locked shared by its users: see [`Image::hold`].
+//! gone with their processes. A layer that is in use is locked shared by its users: see [`Image::hold`]. So is a layer of an
+//! image that is pulled, until the image has its record; a layer that is being made is locked exclusively.
 
 mod claim;
 mod lock;
@@ -146,7 +147,7 @@ impl ImageStore {
         self.remove_names(digest)
     }
 
-    /// Removes the layers that no image has and no process uses. Waits for pulls and imports that are under way.
+    /// Removes the layers that no image has and no process uses. Waits for imports that are under way.
     pub fn prune(&self) -> Result<PruneResult, ImageError> {
         let alone = self.be_alone()?;
         self.prune_alone(&alone)

@@ -10,13 +10,15 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
-use making::{INDEX, Layer, Layout, Tar, left_in};
+use making::{INDEX, Layer, Layout, Tar, import_one, left_in};
 use serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 use sublet_image::manifest::HERE;
 use sublet_image::{
-    Credentials, Digest, Image, ImageError, ImageStore, Reference, RegistryAccess, RegistryTransport, resolve,
+    Credentials, Digest, Image, ImageError, ImageStore, PruneResult, Reference, RegistryAccess,
+    RegistryTransport, resolve,
 };
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
@@ -355,6 +357,41 @@ fn gives_up_truncated_endless_and_redirecting_answers() {
     let around = FakeRegistry::start(BTreeMap::from([("/".to_owned(), around)]));
     assert_eq!(code(pull_from(&around, &RegistryAccess::default()).0), Code::RegistryUnreachable);
     assert!(around.requests().len() <= 6, "{} requests", around.requests().len());
+}
+
+#[test]
+fn a_slow_pull_keeps_its_own_layers_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
+    let other = Layer::gzip(&Tar::new().file("other", b"other").finish());
+    let other = import_one(&store, &Layout::of(&folder.path().join("other"), &[other]).folder).unwrap();
+    let (mut answers, digest) = honest(&layers());
+    let blob = layers()[1].blob.clone();
+    let (ask, asked) = channel();
+    let (answer, answered) = channel::<()>();
+    let answered = Mutex::new(answered);
+    let slow: Answer = Arc::new(move |_, stream| {
+        ask.send(()).unwrap();
+        // The other end is dropped, also if the test fails.
+        let _ = answered.lock().unwrap().recv();
+        respond(stream, "200 OK", &[], &blob);
+    });
+    answers.insert(format!("/v2/app/blobs/{}", Digest::of(&layers()[1].blob)), slow);
+    let registry = FakeRegistry::start(answers);
+    let name = format!("localhost:{}/app", registry.port);
+    let image = std::thread::scope(|scope| {
+        let pulling = scope.spawn(|| pull(&store, &name, &RegistryAccess::default()));
+        asked.recv().unwrap();
+        // The first layer is here, no image has it yet, and the second one is under way.
+        assert!(store.remove_if_alone(&other.digest).unwrap(), "the pull keeps another image");
+        assert_eq!(store.prune().unwrap(), PruneResult { layers: 0, in_use: 1 });
+        drop(answer);
+        pulling.join().unwrap().unwrap()
+    });
+    assert_eq!(image.digest, digest);
+    assert_eq!(fs::read(image.layers[0].join("hello")).unwrap(), b"bottom");
+    assert_eq!(fs::read(image.layers[1].join("top")).unwrap(), b"top");
+    assert!(!other.layers[0].exists());
 }
 
 #[test]

@@ -3,18 +3,19 @@
 //!
 //! Images of different owners share layers, and each owner names the registry of its image. So a process waits for
 //! another one's layer only for [`PATIENCE`], and then fetches and unpacks a copy of its own. The first complete copy
-//! becomes the layer. A registry that sends a layer slowly thus delays the images of others by this time only.
+//! becomes the layer. A registry that sends a layer slowly thus delays the images of others by this time only, and no
+//! removal at all: a folder that is locked is another process's, and stays.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, RenameFlags, flock, renameat_with, syncfs};
 use rustix::io::Errno;
 
+use super::lock::is_still;
 use super::record::{make_private, sync};
 use super::removal::remove_tree;
 use super::{ImageStore, LAYERS, Presence, UNFINISHED};
@@ -44,7 +45,7 @@ impl LayerClaim {
     }
 
     /// Writes all of the layer to the disk and gives the folder its final name, unless another copy has it already.
-    pub(crate) fn finish(mut self) -> Result<(), ImageError> {
+    pub(crate) fn finish(mut self, _present: &Presence) -> Result<(), ImageError> {
         let failed = |errno| ImageError::system("finishing", &self.complete, errno);
         // One call for all files: a layer has tens of thousands.
         syncfs(&self.folder).map_err(failed)?;
@@ -78,20 +79,11 @@ impl ImageStore {
     ///
     /// # Errors
     /// [`ImageError::LayerBusy`] if too many processes make the layer.
-    pub(crate) fn claim(
-        &self,
-        diff_id: &Digest,
-        presence: &Presence,
-    ) -> Result<Option<LayerClaim>, ImageError> {
-        self.claim_after(diff_id, PATIENCE, presence)
+    pub(crate) fn claim(&self, diff_id: &Digest) -> Result<Option<LayerClaim>, ImageError> {
+        self.claim_after(diff_id, PATIENCE)
     }
 
-    fn claim_after(
-        &self,
-        diff_id: &Digest,
-        patience: Duration,
-        _present: &Presence,
-    ) -> Result<Option<LayerClaim>, ImageError> {
+    fn claim_after(&self, diff_id: &Digest, patience: Duration) -> Result<Option<LayerClaim>, ImageError> {
         let complete = self.layer(diff_id);
         let until = Instant::now() + patience;
         loop {
@@ -148,19 +140,14 @@ fn try_claim(path: &Path) -> Result<Option<File>, ImageError> {
     Ok(Some(folder))
 }
 
-fn is_still(folder: &File, path: &Path) -> bool {
-    match (folder.metadata(), fs::symlink_metadata(path)) {
-        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
-        _ => false,
-    }
-}
-
 fn exists(path: &Path) -> Result<bool, ImageError> {
     path.try_exists().map_err(|error| ImageError::system("looking at", path, error))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -168,18 +155,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = ImageStore::open(folder.path()).unwrap();
         let (presence, diff_id) = (store.be_present().unwrap(), Digest::of(b"layer"));
-        let claim = || store.claim_after(&diff_id, Duration::ZERO, &presence);
+        let claim = || store.claim_after(&diff_id, Duration::ZERO);
         // This one fetches from a registry that sends nothing.
         let slow = claim().unwrap().unwrap();
         let own = claim().unwrap().unwrap();
         assert_ne!(own.path, slow.path);
         fs::write(own.path.join("file"), "own").unwrap();
-        own.finish().unwrap();
+        own.finish(&presence).unwrap();
         assert!(claim().unwrap().is_none());
         // The copy that comes second is given up.
         fs::write(slow.path.join("file"), "slow").unwrap();
         let path = slow.path.clone();
-        slow.finish().unwrap();
+        slow.finish(&presence).unwrap();
         assert!(!path.exists());
         assert_eq!(fs::read(store.layer(&diff_id).join("file")).unwrap(), b"own");
     }
@@ -188,13 +175,26 @@ mod tests {
     fn bounds_copies_of_a_layer() {
         let folder = tempfile::tempdir().unwrap();
         let store = ImageStore::open(folder.path()).unwrap();
-        let (presence, diff_id) = (store.be_present().unwrap(), Digest::of(b"layer"));
-        let claim = || store.claim_after(&diff_id, Duration::ZERO, &presence);
+        let diff_id = Digest::of(b"layer");
+        let claim = || store.claim_after(&diff_id, Duration::ZERO);
         let mut claims: Vec<_> = (0..=MAX_COPIES).map(|_| claim().unwrap().unwrap()).collect();
         let refused = sublet_proto::Error::from(claim().map(drop).unwrap_err());
         assert_eq!(refused.code, sublet_proto::Code::TryLater);
         assert!(refused.message.contains(&diff_id.to_string()), "{refused}");
         claims.pop();
         claim().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_claimed_layer_is_no_remains_of_a_dead_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = ImageStore::open(folder.path()).unwrap();
+        let (claimed, left) = (Digest::of(b"claimed"), Digest::of(b"left"));
+        let claim = store.claim(&claimed).unwrap().unwrap();
+        fs::write(claim.path.join("file"), "x").unwrap();
+        let dead = store.unfinished_layer(&left, 0);
+        fs::create_dir(&dead).unwrap();
+        ImageStore::open(folder.path()).unwrap();
+        assert!(claim.path.join("file").exists() && !dead.exists());
     }
 }

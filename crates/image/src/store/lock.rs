@@ -1,13 +1,15 @@
 //! Excludes operations on a store that must not overlap.
 
-use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::{Image, ImageStore, LOCK};
+use crate::digest::Digest;
 use crate::error::ImageError;
 
 /// A shared lock. While it is held, nothing is removed from the store.
@@ -32,22 +34,41 @@ pub struct InUse {
 impl Image {
     /// Locks the layers for as long as the image is in use.
     pub fn hold(&self) -> Result<InUse, ImageError> {
-        let hold = |path: &std::path::PathBuf| {
-            let layer = File::open(path).and_then(|layer| {
-                flock(&layer, FlockOperation::LockShared)?;
-                // A layer without a name was removed before it was locked.
-                std::fs::symlink_metadata(path).map(|_| layer)
-            });
-            layer.map_err(|error| match error.kind() {
-                ErrorKind::NotFound => ImageError::Unknown(self.digest.to_string()),
-                _ => ImageError::system("locking", path, error),
-            })
-        };
+        let gone = || ImageError::Unknown(self.digest.to_string());
+        let hold = |path: &std::path::PathBuf| hold(path)?.ok_or_else(gone);
         self.layers.iter().map(hold).collect::<Result<_, _>>().map(|_layers| InUse { _layers })
     }
 }
 
+/// Locks a layer's folder, so that it is not removed; `None` if there is none.
+fn hold(path: &Path) -> Result<Option<File>, ImageError> {
+    let held = || -> io::Result<File> {
+        let layer = File::open(path)?;
+        flock(&layer, FlockOperation::LockShared)?;
+        Ok(layer)
+    };
+    match held() {
+        // A layer that has lost its name was removed before it was locked.
+        Ok(layer) => Ok(is_still(&layer, path).then_some(layer)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ImageError::system("locking", path, error)),
+    }
+}
+
+/// Whether a path still names an opened file.
+pub(super) fn is_still(opened: &File, path: &Path) -> bool {
+    match (opened.metadata(), fs::symlink_metadata(path)) {
+        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
 impl ImageStore {
+    /// Locks a layer, so that it is not removed until the file is closed; `None` if there is none.
+    pub(crate) fn hold_layer(&self, diff_id: &Digest) -> Result<Option<File>, ImageError> {
+        hold(&self.layer(diff_id))
+    }
+
     /// Waits until no process removes anything.
     pub(crate) fn be_present(&self) -> Result<Presence, ImageError> {
         self.lock(FlockOperation::LockShared).map(|_lock| Presence { _lock })

@@ -13,16 +13,29 @@ use super::{FACTS, IMAGES, ImageStore, LAYERS, NAMES, UNFINISHED};
 use crate::digest::Digest;
 use crate::error::ImageError;
 
+/// Prefix of the name of a layer's folder that is removed, after that of an incomplete one.
+const REMOVED: &str = "removed-";
+
 impl ImageStore {
-    /// Removes the unfinished files of killed processes.
+    /// Removes the unfinished files of killed processes. A layer that is locked is another process's, which makes it.
     pub(super) fn remove_unfinished(&self, _alone: &Alone) -> Result<(), ImageError> {
         for name in [IMAGES, NAMES, LAYERS, FACTS] {
             let folder = self.folder.join(name);
             let failed = |error| ImageError::system("reading", &folder, error);
             for entry in fs::read_dir(&folder).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
-                if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
-                    remove_tree(&entry.path())?;
+                if !entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                    continue;
+                }
+                // The lock keeps processes from making the layer in a folder that goes.
+                let locked = match File::open(entry.path()) {
+                    Ok(file) => Some(file),
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    Err(_) => None,
+                };
+                match locked.as_ref().map(|file| flock(file, FlockOperation::NonBlockingLockExclusive)) {
+                    Some(Err(Errno::WOULDBLOCK)) => {}
+                    _ => remove_tree(&entry.path())?,
                 }
             }
         }
@@ -39,7 +52,9 @@ impl ImageStore {
             Err(Errno::WOULDBLOCK) => return Ok(false),
             locked => locked.map_err(|errno| failed(errno.into()))?,
         }
-        let unfinished = self.folder.join(LAYERS).join(format!("{UNFINISHED}{}", diff_id.hex()));
+        // Not the name of a copy that another process may be making.
+        let unfinished = self.folder.join(LAYERS).join(format!("{UNFINISHED}{REMOVED}{}", diff_id.hex()));
+        remove_tree(&unfinished)?;
         fs::rename(&path, &unfinished).map_err(failed)?;
         remove_tree(&unfinished)?;
         debug_assert!(!path.exists() && !unfinished.exists(), "left of {}", path.display());
