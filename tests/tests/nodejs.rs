@@ -7,6 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 
 use sublet::{Allocation, Code, Error, FabricChoice, Invoker, Policy};
 use sublet_tests::assert_fails;
@@ -188,69 +191,129 @@ fn modules_of_ecmascript_and_dependencies_are_loaded() {
     }
 }
 
-/// Serves the file of a dependency to any number of clients, and returns its address.
-fn serve_dependency(folder: &Path) -> String {
-    let source = folder.join("package");
-    fs::create_dir(&source).unwrap();
-    fs::write(source.join("package.json"), "{\"name\": \"tools\", \"version\": \"1.0.0\"}").unwrap();
-    fs::write(source.join("index.js"), "exports.twice = (text) => text + text;\n").unwrap();
-    let archive = folder.join("tools.tgz");
-    let made = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(folder).arg("package").status();
-    assert!(made.unwrap().success());
-    let archive = fs::read(archive).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let mut client = BufReader::new(client.unwrap());
-            let mut line = String::new();
-            while client.read_line(&mut line).unwrap_or_default() > 2 {
-                line.clear();
+/// A registry of npm on this machine with one dependency, `tools`, in files that clients keep in this folder.
+struct Registry {
+    folder: TempDir,
+    address: String,
+    is_open: Arc<AtomicBool>,
+}
+
+const DEPENDENCIES: &str =
+    "{\"dependencies\": {\"tools\": \"1.0.0\"}, \"devDependencies\": {\"unused\": \"1.0.0\"}}";
+
+impl Registry {
+    /// Serves the file of the dependency to any number of clients.
+    fn start() -> Registry {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("package");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("package.json"), "{\"name\": \"tools\", \"version\": \"1.0.0\"}").unwrap();
+        fs::write(source.join("index.js"), "exports.twice = (text) => text + text;\n").unwrap();
+        let archive = folder.path().join("tools.tgz");
+        let mut tar = Command::new("tar");
+        let made = tar.arg("-czf").arg(&archive).arg("-C").arg(folder.path()).arg("package").status();
+        assert!(made.unwrap().success());
+        let archive = fs::read(archive).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let is_open = Arc::new(AtomicBool::new(true));
+        let is_serving = Arc::clone(&is_open);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let mut client = BufReader::new(client.unwrap());
+                let mut line = String::new();
+                while client.read_line(&mut line).unwrap_or_default() > 2 {
+                    line.clear();
+                }
+                let (status, body) = if is_serving.load(SeqCst) {
+                    ("200 OK", archive.as_slice())
+                } else {
+                    ("404 Not Found", &[][..])
+                };
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    body.len()
+                );
+                let _ = client.get_mut().write_all(&[head.as_bytes(), body].concat());
             }
-            let head =
-                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", archive.len());
-            let _ = client.get_mut().write_all(&[head.as_bytes(), &archive].concat());
-        }
-    });
-    format!("http://{address}/tools.tgz")
+        });
+        Registry { folder, address, is_open }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    /// Makes every later installation fail.
+    fn close(&self) {
+        self.is_open.store(false, SeqCst);
+        fs::remove_dir_all(self.cache()).unwrap();
+    }
+
+    /// A package whose lock file names the dependency; `more` follows in its entry.
+    fn package(&self, more: &str) -> TempDir {
+        let address = &self.address;
+        let entry =
+            |more: &str| format!("{{\"version\": \"1.0.0\", \"resolved\": \"{address}/tools.tgz\"{more}}}");
+        let lock = format!(
+            "{{\"name\": \"p\", \"lockfileVersion\": 3, \"packages\": {{\"\": {DEPENDENCIES}, \
+             \"node_modules/tools\": {}, \"node_modules/unused\": {}}}}}",
+            entry(more),
+            entry(", \"dev\": true")
+        );
+        // The registry is on this machine, whatever the machine's own configuration is.
+        let configuration = format!(
+            "registry={address}/\nnoproxy=127.0.0.1\nfetch-retries=0\nupdate-notifier=false\ncache={}\n",
+            self.cache().display()
+        );
+        let module = "exports.f = (input) => require('tools').twice(input.toString());\n";
+        let files = [
+            ("m.js", module),
+            ("package.json", DEPENDENCIES),
+            (".npmrc", &configuration),
+            ("node_modules/stale/index.js", ""),
+            ("package-lock.json", &lock),
+        ];
+        package("library = 'm.js'", &files)
+    }
 }
 
 #[test]
 fn npm_installs_the_dependencies_of_a_lock_file() {
     let platform = platform();
-    let registry = tempfile::tempdir().unwrap();
-    let address = serve_dependency(registry.path());
-    let module = "exports.f = (input) => require('tools').twice(input.toString());\n";
-    let lock = |more: &str| {
-        let entry = |more: &str| format!("{{\"version\": \"1.0.0\", \"resolved\": \"{address}\"{more}}}");
-        format!(
-            "{{\"name\": \"p\", \"lockfileVersion\": 3, \"packages\": {{\"\": {DEPENDENCIES}, \
-             \"node_modules/tools\": {}, \"node_modules/unused\": {}}}}}",
-            entry(more),
-            entry(", \"dev\": true")
-        )
-    };
-    const DEPENDENCIES: &str =
-        "{\"dependencies\": {\"tools\": \"1.0.0\"}, \"devDependencies\": {\"unused\": \"1.0.0\"}}";
-    // The registry is on this machine, whatever the machine's own configuration is.
-    let configuration = format!(
-        "registry={}\nnoproxy=127.0.0.1\nfetch-retries=0\nupdate-notifier=false\ncache={}\n",
-        address.strip_suffix("tools.tgz").unwrap(),
-        registry.path().join("cache").display()
-    );
-    let files = |lock: &str| {
-        let stale = ("node_modules/stale/index.js", "");
-        let files = [("m.js", module), ("package.json", DEPENDENCIES), (".npmrc", &configuration), stale];
-        package("library = 'm.js'", &[&files[..], &[("package-lock.json", lock)]].concat())
-    };
-    let folder = files(&lock(""));
+    let registry = Registry::start();
+    let folder = registry.package("");
     let client = platform.client_with(&of(folder.path()));
     assert_answers(&client, "f", b"ab", b"abab");
     let names: Vec<_> = fs::read_dir(folder.path().join("node_modules")).unwrap().collect();
     assert_eq!(names.len(), 1, "the folder itself does not change");
-    let wrong = files(&lock(", \"integrity\": \"sha512-AAAA\""));
+    let wrong = registry.package(", \"integrity\": \"sha512-AAAA\"");
     let refused = platform.invoker().allocate(&of(wrong.path()));
     assert_fails(refused.map(drop), Code::InvalidPackage, &["npm ci", "EINTEGRITY"]);
+}
+
+#[test]
+fn installs_locked_dependencies_once() {
+    let platform = platform();
+    let registry = Registry::start();
+    let folder = registry.package("");
+    let digest = platform.invoker().deploy(folder.path()).unwrap();
+    registry.close();
+    assert_eq!(platform.invoker().deploy(folder.path()).unwrap(), digest);
+    let client = platform.client_with(&of(folder.path()));
+    assert_answers(&client, "f", b"ab", b"abab");
+    // Installed modules in the folder itself belong to none of its packages.
+    fs::write(folder.path().join("node_modules/stale/index.js"), "changed").unwrap();
+    assert_eq!(platform.invoker().deploy(folder.path()).unwrap(), digest);
+    // Any other file of the package may be a reason to install others.
+    for file in ["m.js", "package-lock.json", "sublet.toml", "more.txt"] {
+        let path = folder.path().join(file);
+        let before = fs::read(&path).unwrap_or_default();
+        fs::write(&path, [before.as_slice(), b"\n"].concat()).unwrap();
+        let refused = platform.invoker().deploy(folder.path());
+        assert_fails(refused.map(drop), Code::InvalidPackage, &["npm ci"]);
+        fs::write(&path, before).unwrap();
+    }
 }
 
 #[test]

@@ -114,6 +114,7 @@ impl CheckedPackage {
             owner: String::new(),
             grants: Vec::new(),
             needs: self.needs.clone(),
+            sources: nodejs::sources_of(&self.package.files),
         }
     }
 }

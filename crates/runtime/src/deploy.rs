@@ -11,9 +11,10 @@ mod python;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use sublet_proto::package::nodejs::SOURCES_FILE;
 use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES, Manifest};
 use sublet_proto::v1::{Package, PackageFile};
 use sublet_proto::{Code, Error, decode};
@@ -54,20 +55,43 @@ fn is_plain(text: &str) -> bool {
 /// [`Code::InvalidArgument`] if the path does not exist, [`Code::InvalidPackage`] if it is not a package,
 /// [`Code::System`] if it cannot be read.
 pub fn read_package(path: &Path) -> Result<Vec<u8>, Error> {
+    match read_sources(path)? {
+        PackageSources::Whole(encoded) => Ok(encoded),
+        PackageSources::Locked(locked) => locked.install(),
+    }
+}
+
+/// Content of the path of a package.
+pub(crate) enum PackageSources {
+    /// An encoded package.
+    Whole(Vec<u8>),
+    /// The own files of a package in Node.js, without the dependencies of its lock file.
+    Locked(LockedPackage),
+}
+
+/// Reads the files of a package, as [`read_package`], and installs no dependencies.
+///
+/// # Errors
+///
+/// As for [`read_package`].
+pub(crate) fn read_sources(path: &Path) -> Result<PackageSources, Error> {
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             Error::new(Code::InvalidArgument, format!("there is no file or folder {}", path.display()))
         }
         _ => unreadable(path, &error),
     })?;
-    let package = if metadata.is_dir() {
-        read_folder(path)?
+    if metadata.is_dir() {
+        read_folder(path)
     } else if metadata.is_file() {
-        read_library(path)?
+        Ok(PackageSources::Whole(encode(&read_library(path)?)?))
     } else {
-        return Err(invalid(path, "is neither a folder nor a regular file"));
-    };
-    let encoded = package::encode(&package);
+        Err(invalid(path, "is neither a folder nor a regular file"))
+    }
+}
+
+fn encode(package: &Package) -> Result<Vec<u8>, Error> {
+    let encoded = package::encode(package);
     package::check_size(encoded.len() as u64)?;
     Ok(encoded)
 }
@@ -101,22 +125,68 @@ fn read_library(path: &Path) -> Result<Package, Error> {
     package::from_library(name, ReadBudget::whole().read(path, file)?)
 }
 
-fn read_folder(path: &Path) -> Result<Package, Error> {
-    let mut folder = PackageFolder { files: Vec::new(), manifest: None, budget: ReadBudget::whole() };
+fn read_folder(path: &Path) -> Result<PackageSources, Error> {
+    let mut folder =
+        PackageFolder { files: Vec::new(), manifest: None, modules: None, budget: ReadBudget::whole() };
     folder.add_entries(path, "", 0)?;
     let manifest = folder.manifest.take().ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
     let manifest =
         String::from_utf8(manifest).map_err(|_| invalid(&path.join(MANIFEST_FILE), "is not UTF-8"))?;
-    if nodejs::is_for_nodejs(&Manifest::parse(&manifest)?) && nodejs::is_locked(path) {
-        folder.replace_modules(&nodejs::install(path)?)?;
+    let parsed = Manifest::parse(&manifest)?;
+    if nodejs::is_for_nodejs(&parsed) && nodejs::is_locked(&folder.files) {
+        return Ok(PackageSources::Locked(LockedPackage::new(path, parsed.name, manifest, folder)));
     }
-    package::from_files(&manifest, folder.files)
+    if let Some(modules) = folder.modules.take() {
+        folder.add_modules(&modules)?;
+    }
+    Ok(PackageSources::Whole(encode(&package::from_files(&manifest, folder.files)?)?))
+}
+
+/// The own files of a package in Node.js whose dependencies a lock file names.
+pub(crate) struct LockedPackage {
+    path: PathBuf,
+    /// Name of the package.
+    pub(crate) name: String,
+    manifest: String,
+    folder: PackageFolder,
+    /// Digest of the files and of the platform for which npm installs. The same sources get the same dependencies.
+    pub(crate) sources: String,
+}
+
+impl LockedPackage {
+    fn new(path: &Path, name: String, manifest: String, mut folder: PackageFolder) -> LockedPackage {
+        let mut package = Package { manifest, files: std::mem::take(&mut folder.files) };
+        package.files.sort_by(|one, other| one.path.cmp(&other.path));
+        let mut content = package::encode(&package);
+        content.extend(format!("{} {}", std::env::consts::OS, std::env::consts::ARCH).into_bytes());
+        let sources = package::digest(&content);
+        folder.files = package.files;
+        LockedPackage { path: path.to_owned(), name, manifest: package.manifest, folder, sources }
+    }
+
+    /// Installs the dependencies in a copy, in place of those that the folder may have, and encodes the package.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_package`].
+    pub(crate) fn install(mut self) -> Result<Vec<u8>, Error> {
+        let installed = nodejs::install(&self.path, &self.folder.files)?;
+        if installed.path().is_dir() {
+            self.folder.add_modules(&installed.path())?;
+        }
+        let note =
+            PackageFile { path: SOURCES_FILE.to_owned(), data: self.sources.into_bytes(), executable: false };
+        self.folder.files.push(note);
+        encode(&package::from_files(&self.manifest, self.folder.files)?)
+    }
 }
 
 /// A folder while it is read.
 struct PackageFolder {
     files: Vec<PackageFile>,
     manifest: Option<Vec<u8>>,
+    /// Folder of installed dependencies of Node.js, which is not read with the others.
+    modules: Option<PathBuf>,
     budget: ReadBudget,
 }
 
@@ -132,14 +202,9 @@ impl PackageFolder {
         Ok(())
     }
 
-    /// Puts installed modules in the place of those that the folder may have.
-    fn replace_modules(&mut self, installed: &nodejs::InstalledModules) -> Result<(), Error> {
-        let prefix = format!("{}/", nodejs::MODULES);
-        self.files.retain(|file| !file.path.starts_with(&prefix));
-        if installed.path().is_dir() {
-            self.add_entries(&installed.path(), &prefix, 1)?;
-        }
-        Ok(())
+    /// Adds a folder of installed dependencies of Node.js.
+    fn add_modules(&mut self, path: &Path) -> Result<(), Error> {
+        self.add_entries(path, &format!("{}/", nodejs::MODULES), 1)
     }
 
     fn add_entry(&mut self, entry: &DirEntry, prefix: &str, depth: usize) -> Result<(), Error> {
@@ -150,7 +215,10 @@ impl PackageFolder {
             return Ok(());
         }
         let kind = entry.file_type().map_err(|error| unreadable(&path, &error))?;
-        if kind.is_dir() {
+        if kind.is_dir() && prefix.is_empty() && name == nodejs::MODULES {
+            self.modules = Some(path);
+            Ok(())
+        } else if kind.is_dir() {
             self.add_entries(&path, &format!("{prefix}{name}/"), depth + 1)
         } else if kind.is_file() {
             self.add_file(&path, format!("{prefix}{name}"))

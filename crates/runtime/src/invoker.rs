@@ -16,7 +16,7 @@ pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
 use crate::arena::{Buffer, InputMemory, OutputMemory, RegisteredMemory};
-use crate::deploy::{check_package, is_path, read_package};
+use crate::deploy::{LockedPackage, PackageSources, check_package, is_path, read_sources};
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::link::{ColdStart, Notice};
@@ -252,13 +252,33 @@ impl Invoker {
     /// # Errors
     /// `invalid_package`, and the managers' errors.
     pub fn deploy(&self, path: &Path) -> Result<String, Error> {
-        let encoded = self.manager.pin_environments(read_package(path)?, path, &mut |_| ())?;
+        let encoded = match read_sources(path)? {
+            PackageSources::Whole(encoded) => encoded,
+            PackageSources::Locked(locked) => match self.find_installed(&locked)? {
+                Some(digest) => return Ok(digest),
+                None => locked.install()?,
+            },
+        };
+        let encoded = self.manager.pin_environments(encoded, path, &mut |_| ())?;
         let digest = package::digest(&encoded);
         if self.manager.resolve(&digest).is_err() {
             check_package(path, &encoded)?;
             self.manager.deploy(encoded)?;
         }
         Ok(digest)
+    }
+
+    /// The digest of the tenant's package that was made of the same sources, if the managers have it under its name. A public
+    /// package of that name is another tenant's.
+    fn find_installed(&self, locked: &LockedPackage) -> Result<Option<String>, Error> {
+        match self.manager.resolve(&locked.name) {
+            Ok(known) => {
+                let is_same = known.sources == locked.sources && known.owner != package::PUBLIC;
+                Ok(is_same.then_some(known.digest))
+            }
+            Err(error) if error.code == Code::UnknownPackage => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Creates an array of which a part lies in a memory component, which is leased as it is needed. The component has

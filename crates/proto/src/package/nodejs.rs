@@ -7,8 +7,13 @@
 
 use serde::Deserialize;
 
+use super::digest::is_digest;
+use crate::v1::PackageFile;
+
 /// The architecture of builds that run on every Node.js.
 pub const ANY_NODEJS: &str = "nodejs";
+/// File in which a package with installed dependencies has the digest of the sources for which they were installed.
+pub const SOURCES_FILE: &str = "node_modules/.sources";
 /// Suffixes of the files of modules.
 const MODULE_SUFFIXES: [&str; 3] = [".js", ".cjs", ".mjs"];
 
@@ -37,6 +42,13 @@ pub fn is_nodejs(architecture: &str) -> bool {
 /// Tells whether this is the path of a module, by its suffix.
 pub fn is_module(path: &str) -> bool {
     MODULE_SUFFIXES.iter().any(|suffix| path.ends_with(suffix))
+}
+
+/// Digest of the sources for which the dependencies in a package were installed; empty for another package.
+pub(super) fn sources_of(files: &[PackageFile]) -> String {
+    let note = files.iter().find(|file| file.path == SOURCES_FILE);
+    let digest = note.and_then(|file| std::str::from_utf8(&file.data).ok());
+    digest.filter(|digest| is_digest(digest)).unwrap_or_default().to_owned()
 }
 
 /// Architecture of a build with these requirements.
@@ -83,8 +95,7 @@ fn is_path(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::Error;
-    use crate::package::{CheckedPackage, encode, from_files, validate};
-    use crate::v1::PackageFile;
+    use crate::package::{CheckedPackage, digest, encode, from_files, validate};
 
     fn checked(manifest: &str) -> Result<CheckedPackage, Error> {
         let file = |path: &str| PackageFile { path: path.into(), data: b"x = 1".to_vec(), executable: false };
@@ -128,6 +139,23 @@ mod tests {
         let message = |manifest: &str| checked(manifest).unwrap_err().message;
         assert!(message(&format!("name='p'\nkind='nodejs'\nlibrary='p.so'\n{FUNCTION}")).contains("p.so"));
         assert!(message("name='p'\nlibrary='p.so'\n[nodejs]\n").contains("kind is not nodejs"));
+    }
+
+    #[test]
+    fn tells_the_sources_of_installed_dependencies() {
+        let sources = |note: &str| {
+            let file = |path: &str, text: &str| PackageFile {
+                path: path.into(),
+                data: text.into(),
+                executable: false,
+            };
+            let manifest = format!("{MODULE}[[function]]\nname='f'\n");
+            let files = vec![file("m.js", ""), file(SOURCES_FILE, note)];
+            validate(&encode(&from_files(&manifest, files).unwrap())).unwrap().info().sources
+        };
+        assert_eq!(sources(&digest(b"own files")), digest(b"own files"));
+        assert_eq!(sources("sha256:../../etc"), "");
+        assert_eq!(checked(&format!("{MODULE}[[function]]\nname='f'\n")).unwrap().info().sources, "");
     }
 
     #[test]

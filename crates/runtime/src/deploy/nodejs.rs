@@ -15,7 +15,7 @@ use sublet_proto::package::{Manifest, PackageKind};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
-use super::fault::fault_found_by;
+use super::fault::check_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.js");
@@ -35,9 +35,9 @@ pub(super) fn is_for_nodejs(manifest: &Manifest) -> bool {
     manifest.builds.iter().any(|build| build.kind.as_deref() == Some(PackageKind::Nodejs.name()))
 }
 
-/// Whether a package's folder has a lock file.
-pub(super) fn is_locked(folder: &Path) -> bool {
-    LOCKS.iter().any(|lock| folder.join(lock).is_file())
+/// Whether a lock file is among a package's own files.
+pub(super) fn is_locked(files: &[PackageFile]) -> bool {
+    files.iter().any(|file| LOCKS.contains(&file.path.as_str()))
 }
 
 /// A folder that is removed in the end.
@@ -56,24 +56,18 @@ impl Drop for InstalledModules {
     }
 }
 
-/// Installs the dependencies that a lock file names, without those for development.
+/// Installs the dependencies that a lock file names, without those for development. The files are those of the folder.
 ///
 /// # Errors
 /// [`Code::InvalidPackage`] with npm's error; [`Code::System`] without npm.
-pub(super) fn install(folder: &Path) -> Result<InstalledModules, Error> {
+pub(super) fn install(folder: &Path, files: &[PackageFile]) -> Result<InstalledModules, Error> {
     let installed = InstalledModules(make_folder().map_err(|error| {
         Error::of_system(format_args!("cannot make a folder in {}", std::env::temp_dir().display()), &error)
     })?);
-    for name in FOR_NPM {
-        match fs::copy(folder.join(name), installed.0.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::of_system(
-                    format_args!("cannot copy {}", folder.join(name).display()),
-                    &error,
-                ));
-            }
-            _ => {}
-        }
+    for file in files.iter().filter(|file| FOR_NPM.contains(&file.path.as_str())) {
+        let copy = installed.0.join(&file.path);
+        fs::write(&copy, &file.data)
+            .map_err(|error| Error::of_system(format_args!("cannot write {}", copy.display()), &error))?;
     }
     let output = Command::new("npm")
         .args(["ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
@@ -113,13 +107,8 @@ fn make_folder() -> io::Result<PathBuf> {
 pub(super) fn check(folder: &Path, name: &str, files: &[PackageFile]) -> Result<(), Error> {
     let dependencies = format!("{MODULES}/");
     let is_own = |path: &&str| is_module(path) && !path.contains(&dependencies);
-    let modules: Vec<_> = files.iter().map(|file| file.path.as_str()).filter(is_own).collect();
+    let modules = files.iter().map(|file| file.path.as_str()).filter(is_own);
     let mut node = Command::new("node");
-    node.args(["--experimental-vm-modules", "--no-warnings", "--eval", CHECK, "--"])
-        .arg(folder)
-        .args(modules);
-    match fault_found_by(&mut node) {
-        Some(fault) => Err(Error::new(Code::InvalidPackage, format!("package {name}: {fault}"))),
-        None => Ok(()),
-    }
+    node.args(["--experimental-vm-modules", "--no-warnings", "--eval", CHECK, "--"]);
+    check_by(&mut node, name, folder, modules)
 }

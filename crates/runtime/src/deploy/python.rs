@@ -7,12 +7,12 @@
 use std::path::Path;
 use std::process::Command;
 
+use sublet_proto::Error;
 use sublet_proto::package::python::{ANY_PYTHON, CALL, without_image};
 use sublet_proto::package::{self, is_python};
 use sublet_proto::v1::{Package, PackageBuild};
-use sublet_proto::{Code, Error};
 
-use super::fault::fault_found_by;
+use super::fault::check_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.py");
@@ -20,15 +20,13 @@ const CHECK: &str = include_str!("check.py");
 /// Refuses a folder whose builds for Python could not be executed.
 ///
 /// # Errors
-/// [`Code::InvalidPackage`] with the file and line, or the function that is missing.
+/// [`Code::InvalidPackage`](sublet_proto::Code::InvalidPackage) with the file and line, or the function that is missing.
 pub(super) fn check(folder: &Path, package: Package) -> Result<(), Error> {
     let checked = package::validate(&as_pinned(package)?)?;
     let builds =
         checked.builds.iter().filter(|build| is_python(&build.architecture) && !build.is_environment());
     for build in builds {
-        if let Some(wrong) = find_fault(folder, build) {
-            return Err(Error::new(Code::InvalidPackage, format!("package {}: {wrong}", checked.name)));
-        }
+        check_build(folder, &checked.name, build)?;
     }
     Ok(())
 }
@@ -45,15 +43,15 @@ fn as_pinned(mut package: Package) -> Result<Vec<u8>, Error> {
     Ok(package::encode(&package))
 }
 
-/// The first fault of a build, unless this machine has no interpreter for it.
-fn find_fault(folder: &Path, build: &PackageBuild) -> Option<String> {
+/// Refuses a build with a fault, if this machine has an interpreter for it.
+fn check_build(folder: &Path, name: &str, build: &PackageBuild) -> Result<(), Error> {
     // `python3.11` is the name of an interpreter, too.
     let architecture = without_image(&build.architecture);
     let interpreter = if architecture == ANY_PYTHON { "python3" } else { architecture };
     let named = std::env::var_os("SUBLET_PYTHON").filter(|path| !path.is_empty());
     let named = named.filter(|_| architecture == ANY_PYTHON);
-    let functions = build.symbols.iter().filter(|symbol| *symbol != CALL);
+    let functions = build.symbols.iter().map(String::as_str).filter(|symbol| *symbol != CALL);
     let mut python = Command::new(named.as_deref().unwrap_or(interpreter.as_ref()));
-    python.args(["-I", "-S", "-c", CHECK]).arg(folder).arg(&build.library).args(functions);
-    fault_found_by(&mut python)
+    python.args(["-I", "-S", "-c", CHECK]);
+    check_by(&mut python, name, folder, [build.library.as_str()].into_iter().chain(functions))
 }
