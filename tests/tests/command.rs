@@ -85,10 +85,18 @@ fn ps_shows_what_is_leased_while_it_is() {
     let ps = platform.json(&["ps"]);
     let (node, lease) = (&ps["nodes"][0], &ps["leases"][0]);
     assert_eq!((&node["cores_leased"], &node["memory_leased_bytes"]), (&1.into(), &(64 << 20).into()));
+    assert_eq!(node["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(lease["id"], client.lease().unwrap().id);
     assert_eq!((&lease["package"], &lease["cores"]), (&"libcalls".into(), &1.into()));
     let text = String::from_utf8(platform.run(&["ps"]).stdout).unwrap();
     assert!(text.contains(&client.lease().unwrap().id) && text.contains("64 MiB"), "{text}");
+    for arguments in [&["ps"][..], &["ps", "--nodes"]] {
+        let text = String::from_utf8(platform.run(arguments).stdout).unwrap();
+        let (heading, row) = text.split_once('\n').unwrap();
+        assert!(heading.trim_end().ends_with("VERSION"), "{text}");
+        let row = row.lines().next().unwrap();
+        assert!(row.trim_end().ends_with(concat!(" ", env!("CARGO_PKG_VERSION"))), "{text}");
+    }
     client.deallocate().unwrap();
     let ps = platform.json(&["ps"]);
     assert_eq!((&ps["nodes"][0]["cores_leased"], ps["leases"].as_array().unwrap().len()), (&0.into(), 0));

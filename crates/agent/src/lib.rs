@@ -359,6 +359,7 @@ fn describe(
         folders: execution.folders.described(),
         temporary_bytes: options.temporary_bytes.unwrap_or_default(),
         messages: version::MESSAGES,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
         isolations: execution.isolations.names(),
         no_core_shares: false,
     })

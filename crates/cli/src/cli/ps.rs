@@ -102,6 +102,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
                 "SHARED LEASED",
                 "MEMORY LEASED",
                 "LAST REPORT",
+                "VERSION",
             ],
             &nodes,
         ) + &notes_on_nodes,
@@ -150,10 +151,15 @@ fn cold_imports(leases: &[LeaseView]) -> String {
 
 fn nodes_text(NodesOutput { nodes }: &NodesOutput) -> String {
     let rows: Vec<_> = nodes.iter().map(reach_row).collect();
-    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT"], &rows)
+    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT", "VERSION"], &rows)
 }
 
-fn reach_row(node: &NodeView) -> [String; 6] {
+/// Returns the version of a node's agent.
+fn version(node: &NodeView) -> String {
+    if node.version.is_empty() { "-".to_owned() } else { node.version.clone() }
+}
+
+fn reach_row(node: &NodeView) -> [String; 7] {
     let none = || "-".to_owned();
     let fabrics = |network: &NetworkView| match network.encrypted {
         true => format!("{}, encrypted over tcp", network.fabrics.join(", ")),
@@ -166,6 +172,7 @@ fn reach_row(node: &NodeView) -> [String; 6] {
         node.network.as_ref().map_or_else(none, fabrics),
         node.cache.as_ref().map_or_else(none, cache),
         node.agent.clone(),
+        version(node),
     ]
 }
 
@@ -184,7 +191,7 @@ fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 6] {
     ]
 }
 
-fn node_row(node: &NodeView, now_ms: u64) -> [String; 9] {
+fn node_row(node: &NodeView, now_ms: u64) -> [String; 10] {
     [
         node.name.clone(),
         node.state.to_owned(),
@@ -196,6 +203,7 @@ fn node_row(node: &NodeView, now_ms: u64) -> [String; 9] {
         shared(node),
         format!("{} of {}", show_bytes(node.memory_leased_bytes), show_bytes(node.memory_bytes)),
         format!("{} ago", seconds(now_ms.saturating_sub(node.last_report_unix_ms))),
+        version(node),
     ]
 }
 

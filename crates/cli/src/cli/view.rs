@@ -15,6 +15,8 @@ use super::package::right::Right;
 pub(crate) struct NodeView {
     pub(crate) name: String,
     pub(crate) agent: String,
+    /// Version of the agent's program; empty if the agent is older than this field.
+    pub(crate) version: String,
     /// The boot id of its operating system: nodes and clients with the same one may share memory.
     pub(crate) host: String,
     /// Address for clients on other machines, if the agent listens for them.
@@ -103,6 +105,7 @@ impl From<NodeInfo> for NodeView {
             has_core_shares: description.shared_cores > 0 && !description.no_core_shares,
             name: description.name,
             agent: description.agent,
+            version: description.version,
             host: description.host,
             network: description.network.map(NetworkView::from),
             architecture: description.architecture,

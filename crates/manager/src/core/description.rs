@@ -16,6 +16,8 @@ const MAX_HOST_BYTES: usize = 64;
 /// Most devices, and runtimes, that a node names, and the longest name of one, in bytes.
 const MAX_DEVICES: usize = 16;
 const MAX_DEVICE_BYTES: usize = 32;
+/// Longest version of an agent's program, in bytes.
+const MAX_VERSION_BYTES: usize = 64;
 /// Prefix of the address of a Unix socket.
 const UNIX_SCHEME: &str = "unix:/";
 /// Longest address of a Unix socket, in bytes: more than its path may have.
@@ -70,6 +72,11 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     if !node.rack.is_empty() && !is_text(&node.rack, MAX_NAME_BYTES) {
         return invalid(format!(
             "node {name} names its rack in more than {MAX_NAME_BYTES} bytes, or unreadably"
+        ));
+    }
+    if !node.version.is_empty() && !is_text(&node.version, MAX_VERSION_BYTES) {
+        return invalid(format!(
+            "node {name} names its version in more than {MAX_VERSION_BYTES} bytes, or unreadably"
         ));
     }
     check_folders(node)?;
@@ -140,6 +147,7 @@ mod tests {
     fn a_node_that_can_be_is_taken() {
         check(&node()).unwrap();
         check(&NodeDescription { host: String::new(), network: None, ..node() }).unwrap();
+        check(&NodeDescription { version: "1.2.3-rc.1+build".into(), ..node() }).unwrap();
         check(&NodeDescription { pool: "memory".into(), rack: "row 1, rack 7".into(), ..node() }).unwrap();
     }
 
@@ -173,6 +181,8 @@ mod tests {
             (NodeDescription { pool: "fast".into(), ..node() }, "fast"),
             (NodeDescription { rack: "r".repeat(65), ..node() }, "rack"),
             (NodeDescription { rack: "a\tb".into(), ..node() }, "rack"),
+            (NodeDescription { version: "1".repeat(65), ..node() }, "version"),
+            (NodeDescription { version: "1\x1b[2J".into(), ..node() }, "version"),
             (NodeDescription { host: "h".repeat(65), ..node() }, "host"),
             (NodeDescription { host: "a\nb".into(), ..node() }, "host"),
             (network(|network| network.address = "tcp://a:1".into()), "tcp://a:1"),
