@@ -10,9 +10,11 @@
 
 #![allow(unsafe_code)]
 
+mod component;
 mod ending;
 mod loops;
 mod memory;
+mod operation;
 mod values;
 mod waiting;
 mod worker;
@@ -128,9 +130,16 @@ pub unsafe extern "C" fn napi_register_module_v1(env: napi_env, exports: napi_va
         define(env, exports, c"input", worker::input);
         define(env, exports, c"output", worker::output);
         define(env, exports, c"failed", worker::failed);
-        define(env, exports, c"xpu", waiting::answer);
-        define(env, exports, c"xpuWait", waiting::wait);
-        for (name, source) in [(c"SOURCE", SOURCE), (c"WORKER", worker::SOURCE), (c"XPU", xpu::SOURCE)] {
+        define(env, exports, c"xpu", waiting::answer_xpu);
+        define(env, exports, c"xpuWait", waiting::wait::<xpu::WaitingOperation>);
+        define(env, exports, c"component", waiting::answer_component);
+        define(env, exports, c"componentWait", waiting::wait::<component::ComponentOperation>);
+        for (name, source) in [
+            (c"SOURCE", SOURCE),
+            (c"WORKER", worker::SOURCE),
+            (c"XPU", xpu::SOURCE),
+            (c"COMPONENT", component::SOURCE),
+        ] {
             napi_sys::napi_set_named_property(env, exports, name.as_ptr(), text(env, source));
         }
     }

@@ -1,51 +1,74 @@
 //! Promises of operations that may wait.
 //!
-//! An operation that cannot end at once continues in a thread of libuv's pool, in attempts of [a tick](WaitingOperation::wait):
+//! An operation that cannot end at once continues in a thread of libuv's pool, in attempts of [a tick](Operation::wait):
 //! so a few threads serve all operations that wait, and those of the file system come in between. Between two attempts
-//! it is on the main thread, where an object that was closed ends it.
+//! it is on the main thread, where it may be cancelled: for example, if its object was closed.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use napi_sys::{napi_async_work, napi_callback_info, napi_deferred, napi_env, napi_status, napi_value};
+use serde_json::Value;
 use sublet_proto::{Code, Error};
 
+use crate::operation::Operation;
 use crate::values::{arguments, buffer, copied_bytes, error_of, text, text_of, throw_error, undefined};
-use crate::xpu::{self, WaitingOperation};
+use crate::{component, xpu};
 
 /// An operation in a pool's thread, and the promise of its outcome.
-struct Task {
-    operation: WaitingOperation,
+struct Task<O> {
+    operation: O,
     deferred: napi_deferred,
     work: napi_async_work,
     has_ended: bool,
 }
 
-/// `xpu(request)`: answers a request that does not wait, both as JSON.
+/// `xpu(request)`: answers a request about processes that does not wait, both as JSON.
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
-pub(crate) unsafe extern "C" fn answer(env: napi_env, info: napi_callback_info) -> napi_value {
+pub(crate) unsafe extern "C" fn answer_xpu(env: napi_env, info: napi_callback_info) -> napi_value {
+    // SAFETY: as this function's.
+    unsafe { answer(env, info, xpu::answer) }
+}
+
+/// `component(request)`: answers a request about a graph's component that does not wait, both as JSON.
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+pub(crate) unsafe extern "C" fn answer_component(env: napi_env, info: napi_callback_info) -> napi_value {
+    // SAFETY: as this function's.
+    unsafe { answer(env, info, component::answer) }
+}
+
+/// # Safety
+/// Node.js has called a function with `info`, on its main thread.
+unsafe fn answer(
+    env: napi_env,
+    info: napi_callback_info,
+    answered: fn(&str) -> Result<Value, Error>,
+) -> napi_value {
     // SAFETY: as this function's.
     unsafe {
         let [request] = arguments(env, info);
-        match xpu::answer(&text_of(env, request)) {
+        match answered(&text_of(env, request)) {
             Ok(answer) => text(env, &answer.to_string()),
             Err(error) => throw_error(env, &error),
         }
     }
 }
 
-/// `xpuWait(request, bytes)`: returns a promise of the outcome: what is to be known of it, as JSON, and its bytes.
+/// `xpuWait(request, bytes)` and `componentWait(request, bytes)`: return a promise of the outcome: what is to be known of
+/// it, as JSON, and its bytes.
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
-pub(crate) unsafe extern "C" fn wait(env: napi_env, info: napi_callback_info) -> napi_value {
+pub(crate) unsafe extern "C" fn wait<O: Operation>(env: napi_env, info: napi_callback_info) -> napi_value {
     // SAFETY: as this function's.
     unsafe {
         let [request, bytes] = arguments(env, info);
         let bytes = copied_bytes(env, bytes).unwrap_or_default();
-        let mut operation = match WaitingOperation::begin(&text_of(env, request), bytes) {
+        let mut operation = match O::begin(&text_of(env, request), bytes) {
             Ok(operation) => operation,
             Err(error) => return throw_error(env, &error),
         };
@@ -69,17 +92,17 @@ pub(crate) unsafe extern "C" fn wait(env: napi_env, info: napi_callback_info) ->
 ///
 /// # Safety
 /// On Node.js's main thread.
-unsafe fn queue(env: napi_env, task: Box<Task>) {
+unsafe fn queue<O: Operation>(env: napi_env, task: Box<Task<O>>) {
     let task = Box::into_raw(task);
     // SAFETY: the task lives until `complete`, which alone uses it after `execute` has ended. The name outlives the call.
     unsafe {
-        let name = text(env, "sublet:xpu");
+        let name = text(env, "sublet");
         let created = napi_sys::napi_create_async_work(
             env,
             ptr::null_mut(),
             name,
-            Some(execute),
-            Some(complete),
+            Some(execute::<O>),
+            Some(complete::<O>),
             task.cast(),
             &raw mut (*task).work,
         );
@@ -93,19 +116,19 @@ unsafe fn queue(env: napi_env, task: Box<Task>) {
 }
 
 /// Makes an attempt, in a thread of the pool.
-unsafe extern "C" fn execute(_: napi_env, task: *mut c_void) {
+unsafe extern "C" fn execute<O: Operation>(_: napi_env, task: *mut c_void) {
     // SAFETY: it is the task of `queue`, which nothing else uses meanwhile.
-    let task = unsafe { &mut *task.cast::<Task>() };
+    let task = unsafe { &mut *task.cast::<Task<O>>() };
     task.has_ended = task.operation.wait();
 }
 
 /// Settles the promise, or queues the next attempt. On the main thread.
-unsafe extern "C" fn complete(env: napi_env, _: napi_status, task: *mut c_void) {
+unsafe extern "C" fn complete<O: Operation>(env: napi_env, _: napi_status, task: *mut c_void) {
     // SAFETY: it is the task of `queue`, whose attempt has ended.
     unsafe {
-        let mut task = Box::from_raw(task.cast::<Task>());
+        let mut task = Box::from_raw(task.cast::<Task<O>>());
         napi_sys::napi_delete_async_work(env, task.work);
-        if task.has_ended || task.operation.is_closed() {
+        if task.has_ended || task.operation.is_cancelled() {
             settle(env, task.deferred, task.operation);
         } else {
             task.work = ptr::null_mut();
@@ -118,7 +141,7 @@ unsafe extern "C" fn complete(env: napi_env, _: napi_status, task: *mut c_void) 
 ///
 /// # Safety
 /// On Node.js's main thread, with a promise that was not settled.
-unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: WaitingOperation) {
+unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: impl Operation) {
     // SAFETY: as this function's; the array has two places.
     unsafe {
         match operation.end() {

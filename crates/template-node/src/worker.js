@@ -147,6 +147,8 @@ async function work(importer) {
       try {
         let returned = functions[asked](adapter.input());
         if (isThenable(returned)) returned = await settled(returned);
+        const accessed = component.idle();
+        if (accessed) await settled(accessed);
         adapter.output(bytesOf(returned));
       } catch (error) {
         fail(FUNCTION_FAILED, error);
@@ -165,7 +167,19 @@ async function work(importer) {
   }
 }
 
-const xpu = new Function('adapter', 'bytesOf', adapter.XPU)(adapter, bytesOf);
+// Executes a part of the interface for functions, which asks the library: `now` for an answer at once, and `wait` for one
+// that may take a time.
+function part(source, answer, answerLater) {
+  const now = (request) => JSON.parse(answer(JSON.stringify(request)));
+  const wait = async (request, timeoutMs, bytes) => {
+    const [told, output] = await answerLater(JSON.stringify({ ...request, timeoutMs }), bytes);
+    return { told: JSON.parse(told), output };
+  };
+  return new Function('now', 'wait', 'bytesOf', source)(now, wait, bytesOf);
+}
 
-return { sublet_template: { work }, '@sublet/sublet': { json, xpu } };
+const xpu = part(adapter.XPU, adapter.xpu, adapter.xpuWait);
+const component = part(adapter.COMPONENT, adapter.component, adapter.componentWait);
+
+return { sublet_template: { work }, '@sublet/sublet': { json, xpu, ...component.exported } };
 //# sourceURL=sublet_worker

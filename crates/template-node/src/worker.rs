@@ -22,6 +22,7 @@ use sublet_runtime::worker::engine::{
 use sublet_runtime::worker::program;
 use sublet_runtime::worker::spawned::SpawnedProgram;
 
+use crate::component;
 use crate::values::{arguments, bytes_of, integer, number, text, text_of, throw};
 
 /// Loads modules and executes functions, in JavaScript: the template compiles it before it is forked.
@@ -190,10 +191,15 @@ impl FunctionCaller for NodeCaller<'_> {
             output: output.address(),
             capacity: output.capacity(),
         };
-        ask(Request::Call(call)).map_err(|failure| {
+        let len = ask(Request::Call(call)).map_err(|failure| {
             self.message = failure.message;
             failure.code
-        })
+        })?;
+        component::settle().map_err(|error| {
+            self.message = ErrorMessage::of(error.message.as_bytes());
+            error.code
+        })?;
+        Ok(len)
     }
 
     fn message(&self) -> &[u8] {

@@ -8,13 +8,6 @@
 // Rights of a process to a FIFO, which can be combined.
 const READ = 1, WRITE = 2, OWN = 4;
 
-const now = (request) => JSON.parse(adapter.xpu(JSON.stringify(request)));
-
-async function wait(request, timeoutMs, bytes) {
-  const [told, output] = await adapter.xpuWait(JSON.stringify({ ...request, timeoutMs }), bytes);
-  return { told: JSON.parse(told), output };
-}
-
 // Closes what JavaScript no longer refers to.
 const unreferenced = new FinalizationRegistry((end) => now({ op: 'close', end }));
 

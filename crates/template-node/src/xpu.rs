@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -18,11 +18,11 @@ use sublet_xpu::{
     Chain, Executor, FifoRights, FifoShape, GlobalId, Process, Reader, Spawn, Unread, Writer, process,
 };
 
+use crate::operation::{Operation, deadline, decode, invalid, within};
+
 /// The functions' interface, in JavaScript: the template compiles it before it is forked.
 pub(crate) const SOURCE: &str = include_str!("xpu.js");
 
-/// Longest attempt of an operation: then other operations use the thread.
-const TICK: Duration = Duration::from_millis(50);
 /// Longest message that is read at the first attempt, in bytes: its length is not known before.
 const SHORT_BYTES: usize = 4096;
 
@@ -91,13 +91,6 @@ enum Step {
     CallChain { end: u32 },
 }
 
-/// The time that an operation may take, in milliseconds; nothing for any time.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Patience {
-    timeout_ms: Option<f64>,
-}
-
 /// An operation in progress.
 pub(crate) struct WaitingOperation {
     step: Step,
@@ -113,21 +106,13 @@ pub(crate) struct WaitingOperation {
 
 /// The result of an operation.
 #[derive(Default)]
-pub(crate) struct OperationResult {
+struct OperationResult {
     /// The process that has written a message.
     writer: Option<GlobalId>,
     /// A message or output.
-    pub(crate) bytes: Option<Vec<u8>>,
+    bytes: Option<Vec<u8>>,
     /// An object that was made.
     made: Option<Object>,
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(Code::InvalidArgument, message)
-}
-
-fn decode<'de, T: Deserialize<'de>>(request: &'de str) -> Result<T, Error> {
-    serde_json::from_str(request).map_err(|error| invalid(format!("a request of xpu is wrong: {error}")))
 }
 
 /// An id as JavaScript gets it.
@@ -227,41 +212,21 @@ impl Step {
     }
 }
 
-impl WaitingOperation {
-    /// Begins an operation, which takes its object.
-    ///
-    /// # Errors
-    /// `invalid_argument` for a request or a timeout that is not valid, and for an object that was closed or is in use.
-    pub(crate) fn begin(request: &str, bytes: Vec<u8>) -> Result<WaitingOperation, Error> {
-        let (step, Patience { timeout_ms }) = (decode::<Step>(request)?, decode(request)?);
-        let until = deadline(timeout_ms)?;
+impl Operation for WaitingOperation {
+    /// Takes the operation's object. Fails also for an object that was closed or is in use.
+    fn begin(request: &str, bytes: Vec<u8>) -> Result<WaitingOperation, Error> {
+        let (step, until) = (decode::<Step>(request)?, deadline(request)?);
         let object = step.object().map(take).transpose()?;
         Ok(WaitingOperation { step, bytes, until, object, is_begun: false, outcome: None })
     }
 
-    /// Whether an attempt of it can be made on the main thread, which must not wait.
-    pub(crate) fn may_begin_at_once(&self) -> bool {
+    fn may_begin_at_once(&self) -> bool {
         self.object.is_some()
-    }
-
-    /// Makes an attempt that does not wait, and tells whether the operation has ended.
-    pub(crate) fn look(&mut self) -> bool {
-        self.attempt(Instant::now())
-    }
-
-    /// Makes an attempt that may wait for a [`TICK`], and tells whether the operation has ended.
-    pub(crate) fn wait(&mut self) -> bool {
-        self.attempt(Instant::now() + TICK)
     }
 
     fn attempt(&mut self, tick: Instant) -> bool {
         debug_assert!(self.outcome.is_none(), "an operation of object {:?} has ended", self.step.object());
-        let last = self.until.filter(|until| *until <= tick);
-        let outcome = self.step(last.unwrap_or(tick));
-        let is_late = matches!(&outcome, Err(error) if error.code == Code::DeadlineExceeded);
-        if is_late && last.is_none_or(|last| Instant::now() < last) {
-            return false;
-        }
+        let Some(outcome) = within(self.until, tick, |until| self.step(until)) else { return false };
         if outcome.is_err() && self.is_begun {
             self.give_up();
         }
@@ -269,6 +234,32 @@ impl WaitingOperation {
         true
     }
 
+    /// Whether its object was closed meanwhile.
+    fn is_cancelled(&self) -> bool {
+        let is_open = |end| OBJECTS.with_borrow(|objects| objects.of.contains_key(&end));
+        self.step.object().is_some_and(|end| !is_open(end))
+    }
+
+    /// Puts the object back. Fails also if the object was closed meanwhile.
+    fn end(self) -> Result<(Value, Option<Vec<u8>>), Error> {
+        let is_closed = self.is_cancelled();
+        if let (Some(end), false) = (self.step.object(), is_closed) {
+            let before = OBJECTS.with_borrow_mut(|objects| objects.of.insert(end, self.object));
+            debug_assert!(matches!(before, Some(None)), "two operations use object {end}");
+        }
+        match self.outcome {
+            Some(outcome) => {
+                let OperationResult { writer, bytes, made } = outcome?;
+                let told = made.map_or_else(|| json!({ "writer": writer.map(text) }), keep);
+                Ok((told, bytes))
+            }
+            None if is_closed => Err(closed()),
+            None => Err(Error::new(Code::Internal, "an operation ended without an outcome")),
+        }
+    }
+}
+
+impl WaitingOperation {
     fn step(&mut self, tick: Instant) -> Result<OperationResult, Error> {
         let WaitingOperation { step, bytes, until, object, is_begun, .. } = self;
         let tick = Some(tick);
@@ -325,34 +316,6 @@ impl WaitingOperation {
             _ => {}
         }
     }
-
-    /// Whether its object was closed meanwhile.
-    pub(crate) fn is_closed(&self) -> bool {
-        let is_open = |end| OBJECTS.with_borrow(|objects| objects.of.contains_key(&end));
-        self.step.object().is_some_and(|end| !is_open(end))
-    }
-
-    /// Ends the operation on the main thread: puts its object back, and returns the outcome with what JavaScript has to
-    /// know of it.
-    ///
-    /// # Errors
-    /// The operation's own; `invalid_argument` if its object was closed meanwhile.
-    pub(crate) fn end(self) -> Result<(Value, Option<Vec<u8>>), Error> {
-        let is_closed = self.is_closed();
-        if let (Some(end), false) = (self.step.object(), is_closed) {
-            let before = OBJECTS.with_borrow_mut(|objects| objects.of.insert(end, self.object));
-            debug_assert!(matches!(before, Some(None)), "two operations use object {end}");
-        }
-        match self.outcome {
-            Some(outcome) => {
-                let OperationResult { writer, bytes, made } = outcome?;
-                let told = made.map_or_else(|| json!({ "writer": writer.map(text) }), keep);
-                Ok((told, bytes))
-            }
-            None if is_closed => Err(closed()),
-            None => Err(Error::new(Code::Internal, "an operation ended without an outcome")),
-        }
-    }
 }
 
 /// Takes an object for an operation.
@@ -361,13 +324,6 @@ fn take(end: u32) -> Result<Object, Error> {
         Some(place) => place.take().ok_or_else(|| invalid("another operation uses it".to_owned())),
         None => Err(closed()),
     })
-}
-
-fn deadline(timeout_ms: Option<f64>) -> Result<Option<Instant>, Error> {
-    let Some(ms) = timeout_ms else { return Ok(None) };
-    let timeout = Duration::try_from_secs_f64(ms / 1000.0)
-        .map_err(|_| invalid(format!("a timeout of {ms} milliseconds is no time to wait")))?;
-    Ok(Instant::now().checked_add(timeout))
 }
 
 fn made(object: Object) -> Result<OperationResult, Error> {
