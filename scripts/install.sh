@@ -14,9 +14,10 @@
 #                                sublet_function.f90, which programs in Fortran compile
 #
 #   share/sublet/rust/           the crate sublet-function, for functions in Rust
+#   share/sublet/nodejs/         the package @sublet/sublet of npm, with types for functions in TypeScript
 #   share/                       completions for bash, zsh and fish; manual pages
 #
-# --library installs lib/, include/ and share/sublet/rust/ only: what programs are compiled with.
+# --library installs lib/, include/, share/sublet/rust/ and share/sublet/nodejs/ only: what programs are compiled with.
 #
 # Nothing installed names the prefix, so the tree may be moved. With --systemd there are also these files, which do name it:
 #
@@ -117,7 +118,7 @@ function_crate() {
 }
 
 library() {
-    local header
+    local header file
     put_program "$BUILT/libsublet_c.so" "lib/libsublet.so.$interface"
     ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
     put 644 "$BUILT/libsublet_c.a" lib/libsublet.a
@@ -126,6 +127,9 @@ library() {
         put 644 "$CAPI/include/$header" "include/$header"
     done
     function_crate share/sublet/rust/sublet-function
+    for file in package.json index.js index.d.ts; do
+        put 644 "crates/template-node/npm/$file" "share/sublet/nodejs/$file"
+    done
     fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc
     fill $CAPI/cmake/sublet-config.cmake.in lib/cmake/sublet/sublet-config.cmake
     fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-version.cmake

@@ -29,6 +29,7 @@ Everything of Sublet $version is in $FOLDER, and nothing has been uploaded. Thes
   for a in amd64 arm64; do
       skopeo copy oci-archive:sublet-$version-\$a.oci.tar docker://ghcr.io/sublet/sublet:$version-\$a
   done
+  npm publish --access public ../../crates/template-node/npm
   helm push sublet-$version.tgz oci://ghcr.io/sublet/charts
 
 The recipes sublet-$version.spack.py and sublet-$version.conda.yaml are proposed to the repositories of Spack and conda-forge.

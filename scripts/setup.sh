@@ -37,6 +37,9 @@ readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
 readonly DIST_FOLDER=target/tools/dist
 readonly DIST_MODULES=(ziglang==0.17.1 cargo-zigbuild==0.24.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 pyyaml==6.0.4
     py-rattler-build==0.73.0)
+# The compiler of TypeScript, in the versions and with the digests of a lock file.
+readonly TYPESCRIPT_FOLDER=target/tools/typescript
+readonly TYPESCRIPT_SOURCE=tests/typescript
 # The programs that build the documentation site.
 readonly MKDOCS_FOLDER=target/tools/mkdocs
 readonly MKDOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6)
@@ -154,6 +157,19 @@ make_python() {
     printf '%s' "$*" >"$folder/modules"
 }
 
+# The compiler of TypeScript. npm checks the digests and executes no script of a package.
+make_typescript() {
+    local source=$TYPESCRIPT_SOURCE folder=$TYPESCRIPT_FOLDER
+    cmp --quiet "$source/package-lock.json" "$folder/installed" && return
+    echo "installing TypeScript into $folder"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp "$source/package.json" "$source/package-lock.json" "$folder/"
+    (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) ||
+        stop "TypeScript could not be installed. See what npm says above, then run make again."
+    cp "$source/package-lock.json" "$folder/installed"
+}
+
 check_rust() {
     command -v cargo >/dev/null ||
         stop "A Rust toolchain (cargo, $RUST_NEEDED or later) is needed. Install it by https://rustup.rs, then run make again:" \
@@ -214,6 +230,7 @@ main() {
         install_target "$WASM_TARGET"
         install_cargo_deny
         unpack_registry
+        make_typescript
     fi
     [[ $1 != test && $1 != second-pu ]] || make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
     [[ $1 != test && $1 != docs ]] || make_python "$MKDOCS_FOLDER" "${MKDOCS_MODULES[@]}"
