@@ -60,11 +60,11 @@ fn program_runs_as_in_its_own_node() {
     let text = "\
 say(require.main === module, process.argv.slice(2), __filename === process.argv[1]);
 say(JSON.stringify(process.env), process.pid, process.ppid, fs.readlinkSync('/proc/self'));
-say(fs.readdirSync('/proc/self/task').length);
+say(fs.readdirSync('/proc/self/task').length, Object.keys(require.cache).join() === __filename);
 process.on('exit', (code) => say('exit', code));
 setTimeout(() => fs.readFile('/proc/self/comm', async (error, data) => { await 0; say('file', !error); process.exitCode = 4; }), 1);";
     let (said, exit) = run(&fixture, text, &[]);
-    let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1\nfile true\nexit 4\n";
+    let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1 true\nfile true\nexit 4\n";
     assert_eq!((said.as_str(), exit), (expected, ProgramEnd::Status(4)));
 }
 

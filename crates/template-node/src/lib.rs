@@ -20,8 +20,10 @@ mod waiting;
 mod worker;
 mod xpu;
 
+use std::cell::RefCell;
+
 use napi_sys::{napi_callback_info, napi_env, napi_value};
-use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads};
+use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads, WaitingCopy};
 
 use values::{arguments, boolean, define, number, text, throw};
 
@@ -42,21 +44,41 @@ impl Runtime for NodeRuntime {
     fn after_fork(&mut self) {}
 }
 
-/// `serve()`: waits to be forked. Returns in each copy, when the copy is to become its program: the program, as JSON.
-/// See [`template::serve`].
+thread_local! {
+    /// This copy, from its fork until it is the program: of Node.js's main thread.
+    static COPY: RefCell<Option<WaitingCopy>> = const { RefCell::new(None) };
+}
+
+/// `serve()`: waits to be forked. Returns in each copy, before its program is known. See [`template::serve`].
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
-    let served = template::serve(&mut NodeRuntime).and_then(|copy| {
-        let program = copy.become_program();
-        // SAFETY: this is the main thread, of a process that was just forked.
-        unsafe { loops::begin_again(loops::of(env)?)? };
-        Ok(program)
-    });
-    match served {
+    match template::serve(&mut NodeRuntime) {
+        Ok(copy) => {
+            COPY.set(Some(copy));
+            std::ptr::null_mut()
+        }
         // SAFETY: as this function's.
-        Ok(program) => unsafe { text(env, &described(&program)) },
+        Err(error) => unsafe { throw(env, &error.to_string()) },
+    }
+}
+
+/// `program()`: in a copy, waits until it is to become its program, and returns the program, as JSON.
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+unsafe extern "C" fn program(env: napi_env, _: napi_callback_info) -> napi_value {
+    let Some(copy) = COPY.take() else {
+        // SAFETY: as this function's.
+        return unsafe { throw(env, "this is no copy that waits") };
+    };
+    let program = copy.become_program();
+    // SAFETY: this is the main thread of a process that was forked, whose event loop has not run since.
+    let begun = unsafe { loops::of(env).and_then(|own| loops::begin_again(own)) };
+    match begun {
+        // SAFETY: as this function's.
+        Ok(()) => unsafe { text(env, &described(&program)) },
         // SAFETY: as this function's.
         Err(error) => unsafe { throw(env, &error.to_string()) },
     }
@@ -121,6 +143,7 @@ pub unsafe extern "C" fn napi_register_module_v1(env: napi_env, exports: napi_va
     // SAFETY: as this function's.
     unsafe {
         define(env, exports, c"serve", serve);
+        define(env, exports, c"program", program);
         define(env, exports, c"exit", exit);
         define(env, exports, c"atEnd", at_end);
         define(env, exports, c"isAlive", is_alive);

@@ -5,6 +5,7 @@
 'use strict';
 const fs = require('fs');
 const Module = require('module');
+const { devNull } = require('os');
 const path = require('path');
 const { pathToFileURL } = require('url');
 const { inspect, types } = require('util');
@@ -167,6 +168,14 @@ async function work(importer) {
   }
 }
 
+// Does ahead of time what a worker does first, without a package.
+function rehearse() {
+  Module.createRequire(devNull);
+  JSON.parse(JSON.stringify({ folder, symbols: [] }));
+  find({ f() {} }, 'f');
+  bytesOf(json((input) => input)(Buffer.from('{}')));
+}
+
 // Executes a part of the interface for functions, which asks the library: `now` for an answer at once, and `wait` for one
 // that may take a time.
 function part(source, answer, answerLater) {
@@ -181,5 +190,5 @@ function part(source, answer, answerLater) {
 const xpu = part(adapter.XPU, adapter.xpu, adapter.xpuWait);
 const component = part(adapter.COMPONENT, adapter.component, adapter.componentWait);
 
-return { sublet_template: { work }, '@sublet/sublet': { json, xpu, ...component.exported } };
+return { sublet_template: { work, rehearse }, '@sublet/sublet': { json, xpu, ...component.exported } };
 //# sourceURL=sublet_worker
