@@ -211,9 +211,14 @@ impl Build {
             (_, false) => return Ok(()),
             (_, true) => {}
         }
+        if let Some(image) = &self.image {
+            return Err(wrong(format!(
+                "names the image {image:?}, and functions in Node.js are executed by the Node.js of their node: remove `image`; \
+                 a lock file of npm names what they depend on, and [nodejs] the version"
+            )));
+        }
         let foreign = [
             (self.network, "network"),
-            (self.image.is_some(), "image"),
             (self.wasm.is_some(), "[wasm]"),
             (self.python.is_some(), "[python]"),
             (self.kernels.is_some(), "[kernels]"),
