@@ -46,7 +46,7 @@ pub fn ticks_ordered() -> u64 {
 /// CLOCK_MONOTONIC in nanoseconds: the same clock in every process of a node.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
 /// Time since the Unix epoch in milliseconds.

@@ -19,6 +19,11 @@
 //! The providers are an enum, not plug-ins ([`Provider`]); one conformance suite runs over all of them.
 
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 mod address;
 pub mod clock;

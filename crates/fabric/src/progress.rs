@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use sublet_proto::to_usize;
 
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::{FabricError, ofi, tcp};
@@ -97,7 +98,7 @@ impl ProgressState {
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 if event.data.u64() != ALARM {
-                    self.turn(event.data.u64() as usize);
+                    self.turn(to_usize(event.data.u64()));
                 }
             }
         }

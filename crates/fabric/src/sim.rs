@@ -11,6 +11,8 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use sublet_proto::to_usize;
+
 use crate::shared::copy_bytes;
 use crate::sync::lock;
 
@@ -250,7 +252,7 @@ impl SimStream {
             return Err(ErrorKind::WouldBlock.into());
         }
         let free_space: usize = into.iter().map(|part| part.iov_len).sum();
-        let len = net.piece(arrived.min(free_space as u64)) as usize;
+        let len = to_usize(net.piece(arrived.min(free_space as u64)));
         let bytes = net.pipes[self.other() as usize].take(len);
         let (first, second) = bytes.split_at(into[0].iov_len.min(len));
         for (part, bytes) in into.iter().zip([first, second]) {
@@ -271,11 +273,11 @@ impl SimStream {
         net.step();
         let free_space = net.free_space(self.side)?;
         let offered: usize = parts.iter().map(|part| part.iov_len).sum();
-        let mut len = net.piece(free_space.min(offered as u64)) as usize;
+        let mut len = to_usize(net.piece(free_space.min(offered as u64)));
         if let Some(Break::AfterBytes(side, after)) = net.faults.breaks
             && side == self.side
         {
-            len = len.min((after - net.pipes[side as usize].sent) as usize);
+            len = len.min(to_usize(after - net.pipes[side as usize].sent));
         }
         let mut bytes = Vec::with_capacity(len);
         for part in parts {

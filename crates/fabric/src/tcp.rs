@@ -49,6 +49,7 @@ use regions::{AccessDestination, PeerRegions};
 use replies::Replies;
 use requests::{OpenRequest, Requests};
 use sending::{LineFrame, Sending};
+use sublet_proto::to_usize;
 
 use crate::bell::Bell;
 use crate::exposed::{ExposedMemory, RemoteRegion};
@@ -267,7 +268,7 @@ impl TcpEndpoint {
         let mut sending = self.sending()?;
         // SAFETY: readable until the next line is published, which sends everything; the end of the connection clears
         // the outbox.
-        unsafe { self.add(&mut sending, frame, (from, len_bytes as usize)) }?;
+        unsafe { self.add(&mut sending, frame, (from, to_usize(len_bytes))) }?;
         self.leave_gathered(sending);
         Ok(())
     }

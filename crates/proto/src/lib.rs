@@ -17,6 +17,7 @@
 )]
 
 mod code;
+mod convert;
 pub mod graph;
 pub mod inbox;
 pub mod isolation;
@@ -33,6 +34,7 @@ pub mod ticket;
 pub mod version;
 
 pub use code::{Code, Error};
+pub use convert::{saturating_u64, to_usize};
 
 /// The generated messages and gRPC stubs.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]

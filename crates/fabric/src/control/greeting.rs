@@ -106,7 +106,8 @@ impl Greeting {
 pub fn prepare(socket: &TcpStream) -> Result<(), FabricError> {
     let failed = |errno| FabricError::system("preparing a TCP connection", errno);
     sockopt::set_tcp_nodelay(socket, true).map_err(failed)?;
-    sockopt::set_tcp_user_timeout(socket, SILENCE.as_millis() as u32).map_err(failed)?;
+    let silence_ms = u32::try_from(SILENCE.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(socket, silence_ms).map_err(failed)?;
     let flags = fcntl_getfd(socket).map_err(failed)?;
     fcntl_setfd(socket, flags | FdFlags::CLOEXEC).map_err(failed)
 }

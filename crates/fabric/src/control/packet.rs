@@ -190,6 +190,7 @@ impl PacketSocket {
         // A process in a PID namespace that this one does not see has the number 0, which rustix does not accept as a
         // process.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        #[expect(clippy::cast_possible_truncation, reason = "the structure has a few bytes")]
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: the descriptor is open; `peer` has the `len` bytes that the kernel may write, any of which make a `ucred`, and both
         // live throughout the call.

@@ -197,8 +197,12 @@ impl State {
     fn send_step(&mut self, message: &mut Option<&[u8]>) -> io::Result<()> {
         let room = message.is_some_and(|bytes| self.tls.has_space_for(LENGTH_BYTES + bytes.len()));
         if let Some(bytes) = message.take_if(|_| room) {
-            let length = (bytes.len() as u32).to_le_bytes();
-            self.tls.send(&[IoSlice::new(&length), IoSlice::new(bytes)])?;
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the buffer of TLS has space for the message"
+            )]
+            let len_bytes = bytes.len() as u32;
+            self.tls.send(&[IoSlice::new(&len_bytes.to_le_bytes()), IoSlice::new(bytes)])?;
         }
         self.tls.flush()
     }

@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use sublet_proto::graph::MemoryRights;
+use sublet_proto::to_usize;
 
 use crate::FabricError;
 use crate::region::Region;
@@ -190,7 +191,7 @@ impl ExposedMemory {
         let len_bytes = self.region_bytes(region);
         let begin = self.pointer(RegionAddress { region, offset: 0 }, len_bytes);
         let begin = begin.map_or(std::ptr::null(), |begin| begin.as_ptr().cast_const());
-        begin..begin.wrapping_add(if begin.is_null() { 0 } else { len_bytes as usize })
+        begin..begin.wrapping_add(if begin.is_null() { 0 } else { to_usize(len_bytes) })
     }
 
     /// The regions that have the same number on both sides, if this connection has such regions.

@@ -142,7 +142,7 @@ impl PageFaults {
             };
             match self.call(&mut copy) {
                 Ok(()) => return Ok(()),
-                Err(Errno::AGAIN) => done += copy.copied.max(0) as u64,
+                Err(Errno::AGAIN) => done += copy.copied.max(0).cast_unsigned(),
                 Err(error) => return Err(FabricError::system(format!("filling {into:?}"), error)),
             }
         }
@@ -186,7 +186,7 @@ impl PageFaults {
             };
             match self.call(&mut moving) {
                 Ok(()) => return Ok(()),
-                Err(Errno::AGAIN) => done += moving.moved.max(0) as u64,
+                Err(Errno::AGAIN) => done += moving.moved.max(0).cast_unsigned(),
                 Err(error) => return Err((done, error)),
             }
             if done == len_bytes {

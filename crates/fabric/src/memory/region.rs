@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::MemoryRights;
+use sublet_proto::to_usize;
 
 use crate::FabricError;
 pub use crate::address::PAGE_BYTES;
@@ -160,7 +161,7 @@ impl Region {
             return None;
         }
         // SAFETY: offset <= len_bytes, so the result stays within the mapping or one past its end.
-        Some(unsafe { self.base.add(offset as usize) })
+        Some(unsafe { self.base.add(to_usize(offset)) })
     }
 
     /// The line, watch or word at `offset`, if it is inside and aligned.
@@ -208,7 +209,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: this is the mapping made in `map`; nothing borrowed from `self` can outlive it.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), to_usize(self.len_bytes)) };
     }
 }
 

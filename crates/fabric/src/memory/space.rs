@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::MemoryRights;
+use sublet_proto::to_usize;
 
 use crate::FabricError;
 use crate::address::PAGE_BYTES;
@@ -57,7 +58,7 @@ impl Space {
         let mapped = unsafe {
             rustix::mm::mmap(
                 at.as_ptr().cast(),
-                len_bytes as usize,
+                to_usize(len_bytes),
                 rights,
                 MapFlags::SHARED | MapFlags::FIXED,
                 file,
@@ -81,7 +82,7 @@ impl Space {
         // SAFETY: the range lies within this space's own reservation, and no thread accesses it.
         let cleared = unsafe {
             let flags = reserved() | MapFlags::FIXED;
-            rustix::mm::mmap_anonymous(at.as_ptr().cast(), len_bytes as usize, ProtFlags::empty(), flags)
+            rustix::mm::mmap_anonymous(at.as_ptr().cast(), to_usize(len_bytes), ProtFlags::empty(), flags)
         };
         cleared
             .map(drop)
@@ -94,7 +95,7 @@ impl Space {
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
         // SAFETY: `offset` is at most `len_bytes`, so the result stays within the reservation or one past its end.
-        (end <= self.len_bytes).then(|| unsafe { self.base.add(offset as usize) })
+        (end <= self.len_bytes).then(|| unsafe { self.base.add(to_usize(offset)) })
     }
 
     /// Copies bytes out. A concurrent write can make them any bytes, and has no other effect.
@@ -133,7 +134,7 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // SAFETY: this is the reservation made in `reserve`, with whatever was mapped into it.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), to_usize(self.len_bytes)) };
     }
 }
 

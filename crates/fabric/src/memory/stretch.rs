@@ -7,6 +7,7 @@
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use sublet_proto::to_usize;
 
 use crate::FabricError;
 use crate::region::PAGE_BYTES;
@@ -53,7 +54,7 @@ impl Stretch {
         };
         let mapped = NonNull::new(mapped.map_err(refused)?.cast::<u8>());
         let mapped = mapped.ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        let before = mapped.align_offset(HUGE_BYTES as usize);
+        let before = mapped.align_offset(to_usize(HUGE_BYTES));
         // SAFETY: the mapping is a huge page longer than what is used of it, so this is within.
         let base = unsafe { mapped.add(before) };
         debug_assert!(
@@ -86,13 +87,13 @@ impl Stretch {
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
         // SAFETY: `offset` is at most the length, so the result is inside or one past the end.
-        (end <= self.len_bytes).then(|| unsafe { self.base.add(offset as usize) })
+        (end <= self.len_bytes).then(|| unsafe { self.base.add(to_usize(offset)) })
     }
 
     /// All bytes of the stretch.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the bytes are this mapping's, zero until they are written; no other code has the stretch meanwhile.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len_bytes as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), to_usize(self.len_bytes)) }
     }
 
     /// Offset of an address in the stretch, if it is inside.
@@ -114,7 +115,7 @@ impl Stretch {
         })?;
         // SAFETY: the range is within this mapping, and by the caller's promise no code relies on its bytes.
         let done =
-            unsafe { rustix::mm::madvise(at.as_ptr().cast(), len_bytes as usize, Advice::LinuxDontNeed) };
+            unsafe { rustix::mm::madvise(at.as_ptr().cast(), to_usize(len_bytes), Advice::LinuxDontNeed) };
         done.map_err(|error| FabricError::system(format!("giving back {len_bytes} bytes at {offset}"), error))
     }
 

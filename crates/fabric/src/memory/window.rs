@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use sublet_proto::graph::MemoryRights;
+use sublet_proto::to_usize;
 
 use crate::FabricError;
 use crate::address::PAGE_BYTES;
@@ -69,8 +70,11 @@ impl Window {
 
     /// Maps a region's file. Refuses a number that is in use.
     pub fn map(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
-        let does_not_fit =
-            || FabricError::DoesNotFit { region, len_bytes, regions: self.places.len() as u32 };
+        let does_not_fit = || FabricError::DoesNotFit {
+            region,
+            len_bytes,
+            regions: u32::try_from(self.places.len()).unwrap_or(u32::MAX),
+        };
         let place = self.places.get(region as usize).ok_or_else(does_not_fit)?;
         let mut spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
         if len_bytes == 0 || len_bytes > self.max_region_bytes || place.get().is_some() {
@@ -103,7 +107,7 @@ impl Window {
             return None;
         }
         // SAFETY: the region is mapped, and the offset is inside of it or at its end.
-        Some(unsafe { base.add(at.offset as usize) })
+        Some(unsafe { base.add(to_usize(at.offset)) })
     }
 
     /// The region and offset of memory that lies wholly inside of a mapped region.
@@ -115,7 +119,9 @@ impl Window {
             let (base, region_bytes) = place.get()?;
             let offset = (pointer as usize).wrapping_sub(base.as_ptr() as usize) as u64;
             let is_inside = offset <= region_bytes && len_bytes <= region_bytes - offset;
-            is_inside.then_some(RegionAddress { region: region as u32, offset })
+            #[expect(clippy::cast_possible_truncation, reason = "the number is below `end`, a `u32`")]
+            let region = region as u32;
+            is_inside.then_some(RegionAddress { region, offset })
         })
     }
 }

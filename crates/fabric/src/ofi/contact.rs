@@ -27,9 +27,17 @@ pub struct Contact {
 impl Contact {
     /// Encodes the contact.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION, self.kind, self.provider.len() as u8];
+        debug_assert!(
+            self.provider.len() <= MAX_PROVIDER_BYTES && self.name.len() <= MAX_NAME_BYTES,
+            "the names of a contact have {} and {} bytes",
+            self.provider.len(),
+            self.name.len()
+        );
+        #[expect(clippy::cast_possible_truncation, reason = "asserted: the shim's names are no longer")]
+        let (provider_bytes, name_bytes) = (self.provider.len() as u8, self.name.len() as u16);
+        let mut bytes = vec![VERSION, self.kind, provider_bytes];
         bytes.extend_from_slice(self.provider.as_bytes());
-        bytes.extend_from_slice(&(self.name.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(&name_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.name);
         bytes.extend_from_slice(&self.token);
         bytes.extend_from_slice(&self.landing_key.to_le_bytes());

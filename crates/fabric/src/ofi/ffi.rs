@@ -81,7 +81,8 @@ impl FfiFacts {
 
 /// The text of a C array of characters, up to its first zero.
 fn text_of(array: &[c_char]) -> String {
-    let bytes: Vec<u8> = array.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> =
+        array.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

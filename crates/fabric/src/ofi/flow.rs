@@ -5,13 +5,17 @@
 //! travels in the reader's own messages, or in a write of its own if it sends none. Networks may complete writes in
 //! another order than they were posted; messages are taken in the order of their slots.
 
+use sublet_proto::to_usize;
+
 use super::message::SLOT_BYTES;
 use crate::FabricError;
 
 /// Most messages in flight in one direction.
-pub const SLOTS: usize = 64;
+const MAX_UNDER_WAY: u32 = 64;
+/// Number of slots of one direction.
+pub const SLOTS: usize = MAX_UNDER_WAY as usize;
 /// Number of taken messages after which the reader reports its count, even if it sends no messages.
-const TELL_AFTER: u32 = SLOTS as u32 / 4;
+const TELL_AFTER: u32 = MAX_UNDER_WAY / 4;
 
 const SLOT_BITS: u32 = SLOTS.trailing_zeros();
 const _: () = assert!(SLOTS.is_power_of_two() && SLOT_BYTES < 1 << 16);
@@ -54,7 +58,7 @@ impl Flow {
     #[inline]
     pub fn next_slot(&self) -> Option<usize> {
         let slot = self.sent as usize % SLOTS;
-        let free = self.under_way() < SLOTS as u32 && !self.sending[slot];
+        let free = self.under_way() < MAX_UNDER_WAY && !self.sending[slot];
         free.then_some(slot)
     }
 
@@ -75,7 +79,7 @@ impl Flow {
 
     /// Whether the peer has taken the first `count` messages.
     pub fn are_taken(&self, count: u32) -> bool {
-        count.wrapping_sub(self.acknowledged) as i32 <= 0
+        count.wrapping_sub(self.acknowledged).cast_signed() <= 0
     }
 
     /// Records that the peer waits for a report.
@@ -105,7 +109,7 @@ impl Flow {
         let more = taken.wrapping_sub(self.acknowledged);
         if more <= self.under_way() {
             self.acknowledged = taken;
-            debug_assert!(self.under_way() <= SLOTS as u32, "{} messages are under way", self.under_way());
+            debug_assert!(self.under_way() <= MAX_UNDER_WAY, "{} messages are under way", self.under_way());
         } else if more < u32::MAX / 2 {
             return Err(FabricError::Protocol(format!(
                 "the peer has taken {taken} messages of {}",
@@ -124,13 +128,15 @@ impl Flow {
     /// Records that a message has arrived.
     #[inline]
     pub fn arrive(&mut self, data: u64) -> Result<(), FabricError> {
-        let (slot, len) = (data as usize % SLOTS, data >> SLOT_BITS);
+        let (slot, len) = (to_usize(data) % SLOTS, data >> SLOT_BITS);
         if self.arrived[slot] != 0 || len == 0 || len > SLOT_BYTES as u64 {
             return Err(FabricError::Protocol(format!(
                 "a message of {len} bytes in slot {slot} was not to come"
             )));
         }
-        self.arrived[slot] = len as u16;
+        #[expect(clippy::cast_possible_truncation, reason = "checked above: `SLOT_BYTES` at most")]
+        let len = len as u16;
+        self.arrived[slot] = len;
         Ok(())
     }
 
@@ -143,7 +149,7 @@ impl Flow {
             return None;
         }
         self.taken = self.taken.wrapping_add(1);
-        debug_assert!(len <= SLOT_BYTES as u16, "a message of {len} bytes in slot {slot}");
+        debug_assert!(usize::from(len) <= SLOT_BYTES, "a message of {len} bytes in slot {slot}");
         Some((slot, usize::from(len)))
     }
 

@@ -51,6 +51,7 @@ impl OfiLink {
         random(&mut token)?;
         Ok(Contact {
             provider: self.facts.provider(),
+            #[expect(clippy::cast_possible_truncation, reason = "the shim's kinds are `RDM` and `MSG`")]
             kind: self.facts.kind as u8,
             name: name[..len_bytes.min(name.len())].to_vec(),
             token,

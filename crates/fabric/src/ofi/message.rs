@@ -112,7 +112,9 @@ impl PutBatch {
         self.bytes.extend_from_slice(&to.key.to_le_bytes());
         self.bytes.extend_from_slice(&to.offset.to_le_bytes());
         self.bytes.extend_from_slice(&to.region.to_le_bytes());
-        self.bytes.extend_from_slice(&(len as u32).to_le_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "a put that fits has `BATCH_BYTES` at most")]
+        let len_bytes = len as u32;
+        self.bytes.extend_from_slice(&len_bytes.to_le_bytes());
         let at = self.bytes.len();
         self.bytes.resize(at + len.next_multiple_of(8), 0);
         // SAFETY: the caller's duty, and the vector was extended by at least `len` bytes just now.
@@ -162,6 +164,7 @@ impl<'a> Iterator for Puts<'a> {
 pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &PutBatch, tail: &Tail<'_>) -> usize {
     let (kind, words) = match tail {
         Tail::Nothing => (NOTHING, 0),
+        #[expect(clippy::cast_possible_truncation, reason = "a line has `BODY_WORDS` at most")]
         Tail::Line(line) => (LINE, line.words as u8),
         Tail::FetchAdd { .. } => (FETCH_ADD, 0),
         Tail::CompareSwap { .. } => (COMPARE_SWAP, 0),

@@ -20,6 +20,11 @@ impl OperationGroup {
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
+
+    /// Index of the group, as it travels in a message.
+    pub fn number(self) -> u32 {
+        u32::from(self.0)
+    }
 }
 
 /// See the [module](self).
@@ -49,7 +54,9 @@ impl Operations {
             return None;
         }
         self.groups |= 1 << index;
-        Some(OperationGroup(index as u8))
+        #[expect(clippy::cast_possible_truncation, reason = "checked above: less than `GROUPS`")]
+        let index = index as u8;
+        Some(OperationGroup(index))
     }
 
     /// Frees the group. None of its operations may be in progress.

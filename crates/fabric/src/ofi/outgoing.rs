@@ -175,7 +175,7 @@ impl Live {
     #[cold]
     pub(super) fn look_for_counts(&mut self) -> Result<(), FabricError> {
         let count: &AtomicU64 = self.landing.view(0).expect("the landing memory begins with the count");
-        self.flow.acknowledge(count.load(Ordering::Acquire) as u32)
+        self.flow.acknowledge((count.load(Ordering::Acquire) & 0xffff_ffff) as u32)
     }
 
     fn slot(&self, slot: usize) -> NonNull<u8> {

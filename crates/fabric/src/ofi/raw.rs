@@ -8,6 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sublet_proto::to_usize;
+
 use super::OfiNetwork;
 use super::contact::Contact;
 use super::ffi::{FfiCompletion, Transfer};
@@ -89,7 +91,7 @@ impl PingPong {
         let local = self.outgoing.pointer(0, len_bytes).ok_or_else(outside)?;
         let transfer = Transfer {
             local: local.as_ptr().cast(),
-            len_bytes: len_bytes as usize,
+            len_bytes: to_usize(len_bytes),
             descriptor: self.descriptor,
             remote: self.live.peer_base + SLOTS_OFFSET,
             key: self.live.peer_key,

@@ -37,7 +37,7 @@ impl Turn {
     /// the first 2^32 - 1 uses.
     #[inline(always)]
     pub fn of_use(n: u64) -> Turn {
-        Turn((n as u32).wrapping_add(1))
+        Turn(((n & 0xffff_ffff) as u32).wrapping_add(1))
     }
 
     /// The turn as a number, which can travel in a message.

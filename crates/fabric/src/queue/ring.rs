@@ -52,7 +52,7 @@ impl Position {
     #[inline(always)]
     pub fn new(count: u64, lines: u32) -> Position {
         debug_assert!(lines.is_power_of_two(), "a ring of {lines} lines");
-        let line = count as u32 & (lines - 1);
+        let line = (count & 0xffff_ffff) as u32 & (lines - 1);
         Position { count, line, turn: Turn::of_use(lap(count, lines)) }
     }
 }
@@ -85,7 +85,7 @@ impl Sender {
     #[inline(always)]
     pub fn claim(&self, by: Occupant, answered: impl Fn(u64, Occupant) -> bool) -> Option<Position> {
         debug_assert!(by.record <= MAX_RECORD, "record {} does not fit beside a lap", by.record);
-        let lines = self.occupants.len() as u32;
+        let lines = self.lines();
         loop {
             let count = self.tail.0.load(Ordering::Acquire);
             let position = Position::new(count, lines);
@@ -93,7 +93,7 @@ impl Sender {
             let lap = lap(count, lines);
             if lap > 0 {
                 let (last_lap, sent, last) = unpack(slot.load(Ordering::Acquire));
-                if last_lap != (lap - 1) as u16 || !sent || !answered(count - u64::from(lines), last) {
+                if last_lap != low_bits(lap - 1) || !sent || !answered(count - u64::from(lines), last) {
                     // Full, unless another thread has claimed this position meanwhile: then look at the next one.
                     if self.tail.0.load(Ordering::Acquire) == count {
                         return None;
@@ -102,7 +102,7 @@ impl Sender {
                 }
             }
             if self.tail.0.compare_exchange(count, count + 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                slot.store(pack(lap as u16, false, by), Ordering::Release);
+                slot.store(pack(low_bits(lap), false, by), Ordering::Release);
                 return Some(position);
             }
         }
@@ -112,12 +112,12 @@ impl Sender {
     /// that is claimed at the same time may be left out.
     #[cold]
     pub fn each_sent(&self, mut tell: impl FnMut(u64, Occupant)) {
-        let lines = self.occupants.len() as u32;
+        let lines = self.lines();
         let tail = self.tail();
         for count in tail.saturating_sub(u64::from(lines))..tail {
             let slot = &self.occupants[Position::new(count, lines).line as usize];
             let (last_lap, sent, by) = unpack(slot.load(Ordering::Acquire));
-            if sent && last_lap == lap(count, lines) as u16 {
+            if sent && last_lap == low_bits(lap(count, lines)) {
                 tell(count, by);
             }
         }
@@ -126,15 +126,21 @@ impl Sender {
     /// Records that the claimant has published the line of this position.
     #[inline(always)]
     pub fn sent(&self, position: Position, by: Occupant) {
-        let lap = lap(position.count, self.occupants.len() as u32);
+        let lap = low_bits(lap(position.count, self.lines()));
         // Another load would be one more step for the model checker.
         #[cfg(not(loom))]
         debug_assert_eq!(
             self.occupants[position.line as usize].load(Ordering::Relaxed),
-            pack(lap as u16, false, by),
+            pack(lap, false, by),
             "{position:?} is not {by:?}'s to send"
         );
-        self.occupants[position.line as usize].store(pack(lap as u16, true, by), Ordering::Release);
+        self.occupants[position.line as usize].store(pack(lap, true, by), Ordering::Release);
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "`new` has their number as a `u32`")]
+    fn lines(&self) -> u32 {
+        self.occupants.len() as u32
     }
 }
 
@@ -145,6 +151,12 @@ const SENT: u64 = 1 << 47;
 /// The largest number of a record.
 const MAX_RECORD: u16 = 0x7fff;
 
+/// The bits of a lap that a line's word holds.
+#[inline(always)]
+fn low_bits(lap: u64) -> u16 {
+    (lap & 0xffff) as u16
+}
+
 #[inline(always)]
 fn pack(lap: u16, sent: bool, by: Occupant) -> u64 {
     let sent = if sent { SENT } else { 0 };
@@ -153,8 +165,9 @@ fn pack(lap: u16, sent: bool, by: Occupant) -> u64 {
 
 #[inline(always)]
 fn unpack(word: u64) -> (u16, bool, Occupant) {
-    let record = (word >> 32) as u16 & MAX_RECORD;
-    ((word >> 48) as u16, word & SENT != 0, Occupant { record, turn: Turn::from_bits(word as u32) })
+    let record = (word >> 32 & 0xffff) as u16 & MAX_RECORD;
+    let turn = Turn::from_bits((word & 0xffff_ffff) as u32);
+    ((word >> 48) as u16, word & SENT != 0, Occupant { record, turn })
 }
 
 #[cfg(test)]

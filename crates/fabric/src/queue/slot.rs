@@ -69,7 +69,8 @@ impl CoreSlot {
     pub fn clear_dead(&self, lives: impl FnOnce(Holder) -> bool) -> Option<u32> {
         let bits = self.holder.load(Ordering::Relaxed);
         let process = (bits >> 32) as u32;
-        let holder = NonZeroU32::new(process).map(|process| Holder { process, worker: bits as u32 });
+        let holder =
+            NonZeroU32::new(process).map(|process| Holder { process, worker: (bits & 0xffff_ffff) as u32 });
         if bits == FREE || holder.is_some_and(lives) {
             return None;
         }

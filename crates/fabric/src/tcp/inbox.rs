@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use sublet_proto::text::printable_line;
+use sublet_proto::to_usize;
 
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
 use super::parts::Part;
@@ -113,7 +114,7 @@ impl Inbox {
                 if self.scrap.is_empty() {
                     self.scrap = vec![0; SCRAP_BYTES].into();
                 }
-                (self.scrap.as_mut_ptr(), (*left).min(SCRAP_BYTES as u64) as usize)
+                (self.scrap.as_mut_ptr(), to_usize(*left).min(SCRAP_BYTES))
             }
             None => (std::ptr::null_mut(), 0),
         };

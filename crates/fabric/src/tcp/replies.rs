@@ -1,10 +1,11 @@
 //! Queues the replies that the peer has requested. The receiving thread adds them, and the sending thread removes them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 
 use super::requests::MAX_REQUESTS;
 use crate::FabricError;
-use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
+use crate::sync::{Mutex, Ordering, fence, lock};
 
 /// A reply to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +31,12 @@ pub(super) enum TcpReply {
 pub(super) struct Replies {
     waiting: Mutex<VecDeque<TcpReply>>,
     /// Number of queued replies. Written under the lock.
-    count: AtomicU32,
+    count: AtomicUsize,
 }
 
 impl Replies {
     pub(super) fn new() -> Replies {
-        Replies { waiting: Mutex::new(VecDeque::with_capacity(MAX_REQUESTS)), count: AtomicU32::new(0) }
+        Replies { waiting: Mutex::new(VecDeque::with_capacity(MAX_REQUESTS)), count: AtomicUsize::new(0) }
     }
 
     pub(super) fn push(&self, reply: TcpReply) -> Result<(), FabricError> {
@@ -44,14 +45,14 @@ impl Replies {
             return Err(FabricError::Protocol(format!("more than {MAX_REQUESTS} requests at once")));
         }
         waiting.push_back(reply);
-        self.count.store(waiting.len() as u32, Ordering::Release);
+        self.count.store(waiting.len(), Ordering::Release);
         Ok(())
     }
 
     pub(super) fn pop(&self) -> Option<TcpReply> {
         let mut waiting = lock(&self.waiting);
         let reply = waiting.pop_front();
-        self.count.store(waiting.len() as u32, Ordering::Release);
+        self.count.store(waiting.len(), Ordering::Release);
         reply
     }
 

@@ -10,7 +10,8 @@ use crate::sync::lock;
 
 /// Most concurrent requests of one endpoint; further ones wait on this side. The peer keeps the same number, and ends
 /// the connection of a side that sends more.
-pub(super) const MAX_REQUESTS: usize = 64;
+pub(super) const MAX_REQUESTS: usize = PLACES as usize;
+const PLACES: u32 = 64;
 /// Slots that are kept for requests whose caller waits at once, so that a caller with many asynchronous requests can
 /// still make them.
 const KEPT_PLACES: usize = MAX_REQUESTS / 2;
@@ -71,7 +72,7 @@ impl Requests {
             || RequestSlot { line: Line::default(), watch: Watch::default(), asked: Mutex::default() };
         Requests {
             places: (0..MAX_REQUESTS).map(|_| place()).collect(),
-            free: Mutex::new((0..MAX_REQUESTS as u32).rev().collect()),
+            free: Mutex::new((0..PLACES).rev().collect()),
             freed: Condvar::new(),
         }
     }

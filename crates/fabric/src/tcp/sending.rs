@@ -6,6 +6,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
+use sublet_proto::to_usize;
+
 use super::TcpEndpoint;
 use super::frame::{Frame, HEADER_BYTES, shorten};
 use super::outbox::{Outbox, SMALL_BYTES};
@@ -79,6 +81,7 @@ impl TcpEndpoint {
     ) -> Result<MutexGuard<'_, Sending>, FabricError> {
         const { assert!(WORDS <= BODY_WORDS) };
         let LineFrame { key, line, watch, turn, immediate, body } = line;
+        #[expect(clippy::cast_possible_truncation, reason = "asserted above: `BODY_WORDS` at most")]
         let frame = Frame::Line { key, line, watch, turn, immediate, words: WORDS as u8 };
         let mut bytes = [[0; 8]; WORDS];
         for (bytes, word) in bytes.iter_mut().zip(body) {
@@ -172,7 +175,9 @@ impl TcpEndpoint {
             return;
         }
         let reason = shorten(reason);
-        sending.outbox.copy(&Frame::Cut { len_bytes: reason.len() as u32 }.encode());
+        #[expect(clippy::cast_possible_truncation, reason = "`shorten` leaves `MAX_REASON_BYTES` at most")]
+        let len_bytes = reason.len() as u32;
+        sending.outbox.copy(&Frame::Cut { len_bytes }.encode());
         sending.outbox.copy(reason.as_bytes());
         for _ in 0..FAREWELL_TRIES {
             let sent = send_some(&mut sending);
@@ -230,7 +235,7 @@ impl TcpEndpoint {
                 let Ok(from) = self.exposed.find(key, offset, len_bytes) else {
                     return self.add_reply(sending, TcpReply::Refused { request });
                 };
-                let len = len_bytes as usize;
+                let len = to_usize(len_bytes);
                 sending.outbox.copy(&Frame::GetReply { request, len_bytes }.encode());
                 // SAFETY: a region stays mapped as long as `exposed`, which the endpoint holds.
                 unsafe {

@@ -37,6 +37,7 @@ pub(super) fn stalled(socket: &TcpStream) -> Option<String> {
 fn info(socket: &TcpStream) -> Option<libc::tcp_info> {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    #[expect(clippy::cast_possible_truncation, reason = "the structure has a few hundred bytes")]
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes, which `info` has.
     let asked = unsafe {

@@ -22,7 +22,7 @@ pub fn dial(address: &str, interface: Option<&str>, deadline: Instant) -> Result
     let mut failures = Vec::new();
     for (tried, candidate) in addresses.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
-        let part = left / (addresses.len() - tried) as u32;
+        let part = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
         let socket = socket_at(candidate, interface)?;
         let connected = socket.connect_timeout(&(*candidate).into(), part.max(Duration::from_millis(1)));
         match connected.map(|()| TcpStream::from(socket)) {

@@ -66,8 +66,14 @@ pub(super) unsafe trait Ioctl {
     const NUMBER: u32;
 }
 
-const fn both_ways(number: u32, len_bytes: usize) -> u32 {
-    3 << 30 | (len_bytes as u32) << 16 | 0xaa << 8 | number
+const fn both_ways(command: u32, len_bytes: usize) -> u32 {
+    ioctl_number(3, command, len_bytes)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "asserted here: a size has 14 bits")]
+const fn ioctl_number(direction: u32, command: u32, len_bytes: usize) -> u32 {
+    assert!(len_bytes < 1 << 14);
+    direction << 30 | (len_bytes as u32) << 16 | 0xaa << 8 | command
 }
 
 #[repr(C)]
@@ -153,7 +159,7 @@ unsafe impl Ioctl for Register {
 }
 // SAFETY: `struct uffdio_range`; this one the kernel's header has as one way.
 unsafe impl Ioctl for Wake {
-    const NUMBER: u32 = 2 << 30 | (size_of::<Wake>() as u32) << 16 | 0xaa << 8 | 2;
+    const NUMBER: u32 = ioctl_number(2, 2, size_of::<Wake>());
 }
 // SAFETY: `struct uffdio_copy`.
 unsafe impl Ioctl for FaultCopy {
@@ -188,9 +194,9 @@ fn last_error() -> Errno {
 pub(super) fn open() -> Result<OwnedFd, FabricError> {
     // SAFETY: the call makes a descriptor and touches no memory.
     let made = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
-    if made >= 0 {
+    if let Some(made) = i32::try_from(made).ok().filter(|made| *made >= 0) {
         // SAFETY: the descriptor was made just now, and has no other owner.
-        return Ok(unsafe { OwnedFd::from_raw_fd(made as i32) });
+        return Ok(unsafe { OwnedFd::from_raw_fd(made) });
     }
     match last_error() {
         Errno::PERM => made_of(device()?.as_fd()),
@@ -250,7 +256,7 @@ pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[FaultRange]) -> bool {
             flags,
         )
     };
-    done == ranges.iter().map(|range| range.len_bytes).sum::<u64>() as i64
+    u64::try_from(done) == Ok(ranges.iter().map(|range| range.len_bytes).sum::<u64>())
 }
 
 impl FaultMessage {

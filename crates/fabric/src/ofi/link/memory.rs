@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use rustix::process::{Resource, getrlimit};
+use sublet_proto::to_usize;
 
 use super::OfiLink;
 use super::random::random;
@@ -34,7 +35,7 @@ impl OfiLink {
                 (self.table.enroll)(
                     raw,
                     memory.as_ptr().cast(),
-                    len_bytes as usize,
+                    to_usize(len_bytes),
                     c_int::from(remote),
                     key,
                     into,

@@ -95,10 +95,10 @@ impl OfiLink {
     pub fn poll(&mut self, completions: &mut [FfiCompletion]) -> Result<usize, FabricError> {
         // SAFETY: the slice has space for the passed number of completions, and the link is open.
         let rc = unsafe { (self.table.poll)(self.raw.as_ptr(), completions.as_mut_ptr(), completions.len()) };
-        match rc {
-            0.. => Ok(rc as usize),
-            _ if rc == -ffi::EAGAIN => Ok(0),
-            _ => Err(self.completion_error(rc)),
+        match usize::try_from(rc) {
+            Ok(count) => Ok(count),
+            Err(_) if rc == -ffi::EAGAIN => Ok(0),
+            Err(_) => Err(self.completion_error(rc)),
         }
     }
 

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use sublet_proto::to_usize;
+
 use crate::FabricError;
 use crate::ofi::OfiEndpoint;
 use crate::ofi::ffi::{MAX_TRANSFER_BYTES, RawRegistration};
@@ -116,7 +118,7 @@ impl OfiEndpoint {
                 let most = live.link.facts.max_message_bytes.clamp(1, MAX_TRANSFER_BYTES);
                 let piece = TransferPiece {
                     // SAFETY: `done` is less than the length of the bytes.
-                    local: unsafe { local.add(done as usize) },
+                    local: unsafe { local.add(to_usize(done)) },
                     len_bytes: most.min(len_bytes - done) as usize,
                     descriptor,
                     key: at.key,
@@ -147,15 +149,15 @@ impl OfiEndpoint {
         let _bounce = self.bounce();
         let (_, (bounce, descriptor)) =
             self.attempt(Some(generation), |live| Ok(Some((live.bounce(), live.outgoing_descriptor))))?;
-        for done in (0..len_bytes).step_by(BOUNCE_BYTES as usize) {
+        for done in (0..len_bytes).step_by(to_usize(BOUNCE_BYTES)) {
             let len = BOUNCE_BYTES.min(len_bytes - done);
             // SAFETY: `done` is less than the length of the bytes.
-            let local = unsafe { local.add(done as usize) };
+            let local = unsafe { local.add(to_usize(done)) };
             let copy = |from: NonNull<u8>, into: NonNull<u8>| {
                 self.attempt(Some(generation), |_| {
                     // SAFETY: both have `len` bytes; the bounce bytes are this thread's, and mapped while the
                     // connection of this generation lives, which the attempt's lock ensures.
-                    unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), len as usize) };
+                    unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), to_usize(len)) };
                     Ok(Some(()))
                 })
             };

@@ -62,7 +62,7 @@ impl OfiEndpoint {
         [operand, expected]: [u64; 2],
         at: PutDestination,
     ) -> Result<u64, FabricError> {
-        let number = group.index() as u32;
+        let number = group.number();
         let question = match what {
             Post::CompareSwap => Tail::CompareSwap { at, expected, new: operand, number },
             _ => Tail::FetchAdd { at, operand, number },

@@ -2,6 +2,8 @@
 
 use std::ptr::NonNull;
 
+use sublet_proto::to_usize;
+
 use crate::FabricError;
 use crate::ofi::OfiEndpoint;
 use crate::ofi::link::Post;
@@ -32,7 +34,7 @@ impl OfiEndpoint {
     ) -> Result<(), FabricError> {
         if len_bytes <= (BATCH_BYTES - PUT_BYTES) as u64 {
             // SAFETY: the caller's duty.
-            if unsafe { self.batch(to, from, len_bytes as usize, effect)? } {
+            if unsafe { self.batch(to, from, to_usize(len_bytes), effect)? } {
                 return Ok(());
             }
         }
@@ -40,7 +42,7 @@ impl OfiEndpoint {
             self.flush()?;
             if len_bytes <= (BATCH_BYTES - PUT_BYTES) as u64 {
                 // SAFETY: the caller's duty. Another thread may have filled the batch again: then it goes directly.
-                if unsafe { self.batch(to, from, len_bytes as usize, effect)? } {
+                if unsafe { self.batch(to, from, to_usize(len_bytes), effect)? } {
                     return Ok(());
                 }
             }
