@@ -140,6 +140,12 @@ impl Code {
         self as u32
     }
 
+    /// Returns the number as the exit status of a process.
+    pub fn exit_status(self) -> u8 {
+        // All numbers fit, as asserted above.
+        (self as u32 & 0xff) as u8
+    }
+
     /// Returns whether the request was valid and permitted, but the nodes lack the resources: they are leased, or no node
     /// has them.
     pub fn is_shortage(self) -> bool {

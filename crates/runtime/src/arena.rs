@@ -217,6 +217,8 @@ impl Arena {
         let so_far: u64 =
             regions.iter().filter(|region| !region.refused).map(|region| region.len_bytes).sum();
         debug_assert!(regions.len() <= MAX_REGIONS as usize, "{} regions", regions.len());
+        #[expect(clippy::cast_possible_truncation, reason = "asserted above: `MAX_REGIONS` at most")]
+        let number = |index: usize| index as u32 + 1;
         let len_bytes = match growth {
             Growth::Doubling => wanted.max(so_far).clamp(FIRST_REGION_BYTES, MAX_REGION_BYTES),
             Growth::Exact => wanted,
@@ -227,7 +229,7 @@ impl Arena {
             Some(index) => index,
             None => {
                 let file = Arc::new(create_file("sublet-buffers", len_bytes)?);
-                self.window.map(regions.len() as u32 + 1, file.as_fd(), len_bytes)?;
+                self.window.map(number(regions.len()), file.as_fd(), len_bytes)?;
                 let free = BTreeMap::from([(0, len_bytes)]);
                 regions.push(ArenaRegion { file, len_bytes, free, unpublished: true, refused: false });
                 regions.len() - 1
@@ -235,7 +237,7 @@ impl Arena {
         };
         let offset = regions[index].take_free(wanted);
         let offset = offset.ok_or_else(|| Error::new(Code::Internal, "an empty region has no free space"))?;
-        Ok(ArenaBlock { at: RegionAddress { region: index as u32 + 1, offset }, len_bytes: wanted })
+        Ok(ArenaBlock { at: RegionAddress { region: number(index), offset }, len_bytes: wanted })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ArenaRegion>> {

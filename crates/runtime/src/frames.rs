@@ -20,7 +20,7 @@ pub mod lent;
 use std::ptr::NonNull;
 
 pub use sublet_fabric::{SharedBytes, SharedBytesMut};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 /// Alignment of inline pieces, in bytes: as the widest vectors need it.
 pub const ALIGNMENT: u64 = 64;
@@ -149,13 +149,15 @@ fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterat
 pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
     let put = |at: u64, bytes: &[u8]| {
         // SAFETY: every place written is below `len_bytes`, as the caller vouches for.
-        unsafe { SharedBytesMut::new(to.add(at as usize), bytes.len()) }.copy_from(bytes);
+        unsafe { SharedBytesMut::new(to.add(to_usize(at)), bytes.len()) }.copy_from(bytes);
     };
+    debug_assert!(pieces.len() <= MAX_PIECES, "a message of {} pieces", pieces.len());
+    #[expect(clippy::cast_possible_truncation, reason = "asserted above: `MAX_PIECES` at most")]
+    let count = pieces.len() as u32;
     put(0, &head.operation.to_le_bytes());
-    put(4, &(pieces.len() as u32).to_le_bytes());
+    put(4, &count.to_le_bytes());
     put(8, &head.token.to_le_bytes());
     let offsets = offsets(pieces.iter().map(Piece::inline_bytes));
-    debug_assert!(pieces.len() <= MAX_PIECES, "a message of {} pieces", pieces.len());
     debug_assert!(offsets.is_sorted(), "pieces lie over each other: {offsets:?}");
     for (entry, (piece, &inline_offset)) in (0..).zip(pieces.iter().zip(&offsets)) {
         let Piece { source, len_bytes, read_only } = *piece;
@@ -165,8 +167,8 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
             Source::Here(from) => {
                 // SAFETY: as the caller vouches; the function `len_bytes` counts these bytes.
                 unsafe {
-                    let from = SharedBytes::new(from, len_bytes as usize);
-                    SharedBytesMut::new(to.add(inline_offset as usize), from.len()).copy_from(from);
+                    let from = SharedBytes::new(from, to_usize(len_bytes));
+                    SharedBytesMut::new(to.add(to_usize(inline_offset)), from.len()).copy_from(from);
                 }
                 (0, inline_offset)
             }
@@ -188,7 +190,7 @@ pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<
     if len_bytes < HEAD_BYTES {
         return Err(wrong("has no head".to_owned()));
     }
-    let mut head = [0; HEAD_BYTES as usize];
+    let mut head = [0; to_usize(HEAD_BYTES)];
     copy(0, &mut head);
     let [operation, count] =
         [0, 4].map(|at| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
@@ -197,7 +199,7 @@ pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<
     if count as usize > MAX_PIECES || body > len_bytes {
         return Err(wrong(format!("says that it has {count} pieces")));
     }
-    let mut entries = vec![0; (body - HEAD_BYTES) as usize];
+    let mut entries = vec![0; to_usize(body - HEAD_BYTES)];
     copy(HEAD_BYTES, &mut entries);
     let place = |entry: &[u8]| {
         let [number, offset, len] = [0, 8, 16].map(|at| word(&entry[at..]));
@@ -211,7 +213,7 @@ pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<
         };
         Ok(ReceivedPiece { at, len_bytes: len, read_only })
     };
-    let places = entries.chunks_exact(ENTRY_BYTES as usize).map(place).collect::<Result<_, _>>()?;
+    let places = entries.chunks_exact(to_usize(ENTRY_BYTES)).map(place).collect::<Result<_, _>>()?;
     Ok((Head { operation, token }, places))
 }
 

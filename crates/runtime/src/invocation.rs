@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::{SharedBytes, SharedBytesMut};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, saturating_u64};
 
 mod detour;
 mod resending;
@@ -357,7 +357,7 @@ impl<'call> Invocation<'call> {
 
     #[cold]
     fn executing(&self, ticks: u64) -> Duration {
-        Duration::from_nanos((ticks as f64 / self.lease.ticks_per_ns) as u64)
+        Duration::from_nanos(saturating_u64(ticks as f64 / self.lease.ticks_per_ns))
     }
 
     /// The one copy of an output that is not in the arena.

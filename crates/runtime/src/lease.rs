@@ -174,6 +174,8 @@ impl ClientLease {
     }
 
     /// Number of the lease's workers.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "one for each core, which are counted in 32 bits")]
     pub(crate) fn workers(&self) -> u32 {
         self.workers.len() as u32
     }

@@ -22,7 +22,7 @@ use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::graph::{MAX_SEGMENTS, MemoryRights};
 use sublet_proto::v1;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use crate::fabrics::{ClientTerms, FabricChoice};
 use crate::invoker::allocation::milliseconds;
@@ -148,7 +148,7 @@ impl Memory {
     ) -> Result<RawReading, Error> {
         self.readable(offset, len_bytes)?;
         // SAFETY: as the caller vouches; a place in this process has no more bytes than an address says.
-        unsafe { RawReading::begin(&self.pieces, offset, SharedBytesMut::new(into, len_bytes as usize)) }
+        unsafe { RawReading::begin(&self.pieces, offset, SharedBytesMut::new(into, to_usize(len_bytes))) }
     }
 
     /// Copies bytes in, and does not wait until they are where others read them, which [`Memory::sync`] does.

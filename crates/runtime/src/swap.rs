@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 
 use sublet_fabric::faults::PageFaults;
 use sublet_fabric::stretch::{PageSize, Stretch};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use pager::{Pager, PagerParts};
 
@@ -129,13 +129,13 @@ impl SwappedMemory {
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the bytes are there when they are touched, zero at first. A writer has `&mut self`, or vouches by an
         // unsafe block of its own.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr(), self.len_bytes as usize) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr(), to_usize(self.len_bytes)) }
     }
 
     /// All of it, to be written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and no other slice of the array exists.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), self.len_bytes as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), to_usize(self.len_bytes)) }
     }
 
     /// Discards the content of these regions of 2 MiB: they take no memory and are not written to the swap space, and

@@ -49,13 +49,13 @@ impl Immediate {
     /// The value for the `uses`-th use of a record.
     #[inline(always)]
     pub fn new(record: u16, uses: u64, function: u16) -> Immediate {
-        Immediate { invocation: (uses as u16) << 10 | record & (RECORDS as u16 - 1), function }
+        Immediate { invocation: ((uses & 0xffff) as u16) << 10 | record & RECORD_MASK, function }
     }
 
     /// The record whose result line awaits the result.
     #[inline(always)]
     pub fn record(self) -> u16 {
-        self.invocation & (RECORDS as u16 - 1)
+        self.invocation & RECORD_MASK
     }
 
     /// The value as it travels.
@@ -67,11 +67,14 @@ impl Immediate {
     /// The value as it arrives.
     #[inline(always)]
     pub fn from_bits(bits: u32) -> Immediate {
-        Immediate { invocation: (bits >> 16) as u16, function: bits as u16 }
+        Immediate { invocation: (bits >> 16) as u16, function: (bits & 0xffff) as u16 }
     }
 }
 
-const _: () = assert!(RECORDS == 1 << 10);
+/// The bits of [`Immediate::invocation`] that hold the record.
+const RECORD_MASK: u16 = (1 << 10) - 1;
+
+const _: () = assert!(RECORDS == RECORD_MASK as u32 + 1);
 
 /// Addresses of a call's input and output. Lengths are 32 bits, as a function takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +112,7 @@ impl WireRequest {
         let timed = if self.timed { TIMED } else { 0 };
         [
             low_high(self.input_len, self.output_capacity),
-            place(self.input) | u64::from(turn as u16) << PLACE_BITS,
+            place(self.input) | u64::from(turn & 0xffff) << PLACE_BITS,
             place(self.output) | u64::from(turn >> TURN_BITS) << PLACE_BITS | timed,
         ]
     }
@@ -117,11 +120,11 @@ impl WireRequest {
     /// Decodes a line's body. Any words make some request.
     #[inline(always)]
     pub fn decode(body: &[u64; WireRequest::WORDS]) -> WireRequest {
-        let half_turn = |word: u64| (word >> PLACE_BITS) as u16;
-        let turn = u32::from(half_turn(body[1])) | u32::from(half_turn(body[2])) << TURN_BITS;
+        let half_turn = |word: u64| (word >> PLACE_BITS & 0xffff) as u32;
+        let turn = half_turn(body[1]) | half_turn(body[2]) << TURN_BITS;
         WireRequest {
             input: address(body[1]),
-            input_len: body[0] as u32,
+            input_len: low(body[0]),
             output: address(body[2]),
             output_capacity: high(body[0]),
             result_turn: Turn::from_bits(turn),
@@ -137,12 +140,12 @@ fn place(at: RegionAddress) -> u64 {
         at.region < MAX_REGIONS && at.offset < 1 << OFFSET_BITS,
         "{at:?} does not fit into a request"
     );
-    at.offset & ((1 << OFFSET_BITS) - 1) | u64::from(at.region as u8) << OFFSET_BITS
+    at.offset & ((1 << OFFSET_BITS) - 1) | u64::from(at.region & 0xff) << OFFSET_BITS
 }
 
 #[inline(always)]
 fn address(word: u64) -> RegionAddress {
-    RegionAddress { region: u32::from((word >> OFFSET_BITS) as u8), offset: word & ((1 << OFFSET_BITS) - 1) }
+    RegionAddress { region: (word >> OFFSET_BITS & 0xff) as u32, offset: word & ((1 << OFFSET_BITS) - 1) }
 }
 
 /// Result of a call, as its worker reports it.
@@ -171,13 +174,18 @@ impl CallOutcome {
     /// Decodes a line's body.
     #[inline(always)]
     pub fn decode(body: &[u64; CallOutcome::WORDS]) -> CallOutcome {
-        CallOutcome { status: body[0] as u32, output_len: high(body[0]), detail: body[1] }
+        CallOutcome { status: low(body[0]), output_len: high(body[0]), detail: body[1] }
     }
 }
 
 #[inline(always)]
 fn low_high(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
+}
+
+#[inline(always)]
+fn low(word: u64) -> u32 {
+    (word & 0xffff_ffff) as u32
 }
 
 #[inline(always)]

@@ -20,7 +20,7 @@ use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, FabricError};
-use sublet_proto::{ALWAYS_HOT_NS, Code};
+use sublet_proto::{ALWAYS_HOT_NS, Code, saturating_u64, to_usize};
 
 use crate::wire::usage::WorkerMeter;
 use crate::wire::{
@@ -332,7 +332,7 @@ impl<C: CoreRight> Worker<'_, C> {
 
     #[cold]
     fn put_message(&self, immediate: Immediate, message: &[u8]) -> u64 {
-        let message = &message[..message.len().min(MAX_MESSAGE_BYTES as usize)];
+        let message = &message[..message.len().min(to_usize(MAX_MESSAGE_BYTES))];
         let offset = self.results.message(self.number, immediate.record());
         match self.client.put(RegionAddress { region: OWN_REGION, offset }, message) {
             Ok(()) => message.len() as u64,
@@ -358,7 +358,7 @@ impl CallEnd {
 pub(crate) fn hot_timeout_ticks(hot_timeout_ns: u64, ticks_per_ns: f64) -> u64 {
     match hot_timeout_ns {
         ALWAYS_HOT_NS => u64::MAX,
-        ns => (ns as f64 * ticks_per_ns) as u64,
+        ns => saturating_u64(ns as f64 * ticks_per_ns),
     }
 }
 

@@ -84,7 +84,7 @@ impl CommandOutput {
 
 /// Exit status of an error.
 pub(crate) fn exit_code(code: Code) -> ExitCode {
-    u8::try_from(code.number()).map_or(ExitCode::FAILURE, ExitCode::from)
+    ExitCode::from(code.exit_status())
 }
 
 /// Checks that standard output is open.

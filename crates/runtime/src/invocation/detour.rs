@@ -21,7 +21,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// Progress of a call among the workers.
 pub(super) struct Detour {
     /// Workers that were tried since the latest nap.
-    pub(super) visited: u32,
+    pub(super) visited: usize,
     pub(super) rounds: u32,
     pub(super) repeated: u32,
     /// The end of the nap.

@@ -39,7 +39,7 @@ impl Invocation<'_> {
         if places.is_empty() {
             return DetourStep::Over(lost.unwrap_or_else(|| self.lease.why_over()));
         }
-        let all = places.len() as u32;
+        let all = places.len();
         for place in places {
             if detour.visited >= all {
                 break;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::{self, WorkerOptions};
-use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
+use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error, saturating_u64};
 
 use crate::fabrics::{ClientTerms, FabricChoice};
 use crate::lease::steps::{Starting, StepListener};
@@ -205,7 +205,11 @@ impl Allocation {
     pub fn time_weight(mut self, weight: f64) -> Allocation {
         // The manager rejects a value that is not a weight.
         let permille = (weight * 1000.0).round();
-        self.time_weight = if permille >= 0.0 { permille as u32 } else { u32::MAX };
+        self.time_weight = if permille >= 0.0 {
+            u32::try_from(saturating_u64(permille)).unwrap_or(u32::MAX)
+        } else {
+            u32::MAX
+        };
         self
     }
 

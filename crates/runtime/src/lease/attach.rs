@@ -20,7 +20,7 @@ use sublet_fabric::shm;
 use sublet_fabric::sync::{AtomicU32, AtomicU64};
 use sublet_fabric::window::Window;
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
-use sublet_proto::{Code, Error, decode, version};
+use sublet_proto::{Code, Error, decode, saturating_u64, version};
 
 use super::agent::AgentSocket;
 use super::dial::Dial;
@@ -153,7 +153,7 @@ impl Attaching {
             ending: AtomicU32::new(0),
             deaths: Mutex::new(VecDeque::new()),
             ticks_per_ns: attached.ticks_per_ns,
-            spin_ticks: (client_context.spin.as_nanos() as f64 * attached.ticks_per_ns) as u64,
+            spin_ticks: saturating_u64(client_context.spin.as_nanos() as f64 * attached.ticks_per_ns),
             next_worker: AtomicU32::new(0),
             expires_unix_ms: AtomicU64::new(description.expires_unix_ms),
             link,

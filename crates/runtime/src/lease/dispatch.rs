@@ -213,7 +213,7 @@ impl ClientLease {
     /// The worker that the caller names, or one that is idle if a few looks find one, in turn.
     #[inline(always)]
     fn choose(&self, named: Option<u32>) -> Result<u32, Error> {
-        let workers = self.workers.len() as u32;
+        let workers = self.workers();
         match named {
             Some(worker) if worker < workers => return Ok(worker),
             Some(worker) => return Err(no_such_worker(worker, workers)),

@@ -8,10 +8,11 @@ use super::ClientLease;
 /// Number of functions that the error for an unknown function lists.
 const SHOWN: usize = 8;
 
-/// The functions of a package with their indices, sorted by name.
+/// The functions of a package with their indices, sorted by name. A function beyond those that an index can name, which
+/// no valid package has, is unknown.
 pub(super) fn names(package: &PackageInfo) -> Vec<(String, u16)> {
-    let mut names: Vec<_> =
-        package.functions.iter().enumerate().map(|(index, info)| (info.name.clone(), index as u16)).collect();
+    let named = (0..=u16::MAX).zip(&package.functions);
+    let mut names: Vec<_> = named.map(|(index, info)| (info.name.clone(), index)).collect();
     names.sort_unstable();
     names
 }
@@ -49,5 +50,21 @@ impl ClientLease {
     pub(crate) fn function_name(&self, index: u16) -> String {
         let own = self.package.functions.get(usize::from(index)).map_or("?", |info| info.name.as_str());
         format!("{}/{own}", self.package.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::FunctionInfo;
+
+    #[test]
+    fn functions_beyond_the_largest_index_are_unknown() {
+        let function = |number: usize| FunctionInfo { name: number.to_string(), ..FunctionInfo::default() };
+        let most = usize::from(u16::MAX) + 1;
+        let functions = (0..most + 1).map(function).collect();
+        let names = names(&PackageInfo { functions, ..PackageInfo::default() });
+        assert_eq!(names.len(), most);
+        assert!(names.iter().all(|(name, index)| *name == index.to_string()));
     }
 }

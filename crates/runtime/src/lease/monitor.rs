@@ -291,8 +291,8 @@ impl ClientLease {
 
     /// Makes every thread that waits for a result check the state of its call.
     pub(super) fn poke_all(&self) {
-        for (worker, link) in self.workers.iter().enumerate() {
-            link.records.each_in_use(|record| self.result_watch(worker as u32, record).poke());
+        for (worker, link) in (0..).zip(&self.workers) {
+            link.records.each_in_use(|record| self.result_watch(worker, record).poke());
             link.records.wake(|_| true);
         }
     }
@@ -300,8 +300,7 @@ impl ClientLease {
     /// Wakes the futures whose results have come, and requests the bell again for the others: the worker may have rung
     /// for the record's earlier call, with the flag that was set for this one.
     fn wake_futures(&self) {
-        for (worker, link) in self.workers.iter().enumerate() {
-            let worker = worker as u32;
+        for (worker, link) in (0..).zip(&self.workers) {
             let ended = self.is_over();
             link.records.wake(|record| {
                 let (line, watch) = (self.result_line(worker, record), self.result_watch(worker, record));

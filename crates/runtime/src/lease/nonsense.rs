@@ -143,7 +143,7 @@ impl ClientLease {
     #[cold]
     pub(super) fn clear_nonsense(&self) {
         for (worker, link) in (0..).zip(&self.workers) {
-            for record in 0..RECORDS as u16 {
+            for record in (0..).take(RECORDS as usize) {
                 let (line, uses) = (self.result_line(worker, record), link.records.uses(record));
                 let is_fine = match uses.checked_sub(1) {
                     Some(before) => Turn::of_use(before).may_follow(line.turn(), before),

@@ -70,7 +70,9 @@ impl Records {
     fn begin(&self, record: usize) -> RecordClaim {
         let uses = self.uses[record].load(Ordering::Relaxed);
         self.uses[record].store(uses + 1, Ordering::Relaxed);
-        RecordClaim { record: record as u16, uses }
+        #[expect(clippy::cast_possible_truncation, reason = "there are `RECORDS` counts of uses")]
+        let record = record as u16;
+        RecordClaim { record, uses }
     }
 
     /// Gives a record back.
@@ -143,7 +145,9 @@ impl Records {
 fn each_bit(words: impl Iterator<Item = u64>, tell: &mut impl FnMut(u16)) {
     for (index, mut bits) in words.enumerate() {
         while bits != 0 {
-            tell((index * 64) as u16 + bits.trailing_zeros() as u16);
+            #[expect(clippy::cast_possible_truncation, reason = "there are `RECORDS` bits in all words")]
+            let record = (index * 64) as u16 + bits.trailing_zeros() as u16;
+            tell(record);
             bits &= bits - 1;
         }
     }

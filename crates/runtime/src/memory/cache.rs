@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use sublet_fabric::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
-use sublet_proto::Error;
+use sublet_proto::{Error, to_usize};
 
 const WAYS: usize = 8;
 const SHARDS: usize = 16;
@@ -90,11 +90,11 @@ impl<A: PendingBytes> LineCache<A> {
         let sets = (cache_bytes / line_bytes / MIN_LINES).max(1) as usize;
         let line_bits = line_bytes.trailing_zeros();
         let shard = || Shard {
-            line_bytes: line_bytes as usize,
+            line_bytes: to_usize(line_bytes),
             line_bits,
             tags: vec![0; sets * WAYS],
             lines: vec![CacheLine::default(); sets * WAYS],
-            data: vec![0; sets * WAYS * line_bytes as usize],
+            data: vec![0; sets * WAYS * to_usize(line_bytes)],
             hands: vec![0; sets],
             asked: Vec::new(),
         };
@@ -182,7 +182,7 @@ impl<A: PendingBytes> LineCache<A> {
         offset: u64,
         len_bytes: u64,
     ) -> Result<(), Error> {
-        for (block, part) in pieces(offset, len_bytes as usize, self.block_bits()) {
+        for (block, part) in pieces(offset, to_usize(len_bytes), self.block_bits()) {
             let mut shard = self.shard(block);
             for (line, _) in pieces(offset + part.start as u64, part.len(), self.line_bits) {
                 if let Some(place) = shard.find(line) {
@@ -209,7 +209,7 @@ impl<A: PendingBytes> LineCache<A> {
     }
 
     fn shard(&self, block: u64) -> MutexGuard<'_, Shard<A>> {
-        lock(&self.shards[(block % SHARDS as u64) as usize])
+        lock(&self.shards[to_usize(block) % SHARDS])
     }
 
     fn ask(&self, source: &impl BackingStore<Asked = A>, block: u64) {
@@ -218,8 +218,8 @@ impl<A: PendingBytes> LineCache<A> {
         let mut shard = self.shard(block);
         if len_bytes > 0
             && shard.asked.iter().all(|(asked, _)| *asked != block)
-            && let Ok(true) = shard.lacks(source, pieces(offset, len_bytes as usize, self.line_bits))
-            && let Some(asked) = source.ask(offset, len_bytes as usize)
+            && let Ok(true) = shard.lacks(source, pieces(offset, to_usize(len_bytes), self.line_bits))
+            && let Some(asked) = source.ask(offset, to_usize(len_bytes))
         {
             if shard.asked.len() == MAX_ASKED {
                 // The oldest request is the one that has most likely been answered.
@@ -251,7 +251,7 @@ impl<A: PendingBytes> Shard<A> {
         let mut done = 0;
         while done < into.len() {
             let at = offset + done as u64;
-            let (line, start) = (at >> self.line_bits, (at & (line_bytes - 1)) as usize);
+            let (line, start) = (at >> self.line_bits, to_usize(at & (line_bytes - 1)));
             let len = (self.line_bytes - start).min(into.len() - done);
             let within = start..start + len;
             match self.find(line).filter(|place| self.lines[*place].has(&within)) {
@@ -298,10 +298,10 @@ impl<A: PendingBytes> Shard<A> {
         }
         let offset = lines.start * line_bytes;
         let len_bytes = (until * line_bytes).min(source.end()).saturating_sub(offset);
-        let mut bytes = vec![0; len_bytes as usize];
+        let mut bytes = vec![0; to_usize(len_bytes)];
         source.get(offset, (&mut bytes).into())?;
         debug_assert!(offset <= at, "lines from {offset} on were brought for {at}");
-        let skipped = (at - offset) as usize;
+        let skipped = to_usize(at - offset);
         let len = into.len().min(bytes.len().saturating_sub(skipped));
         into.copy_from(&bytes[skipped..skipped + len]);
         self.take_in(source, lines.start, &bytes)?;
@@ -317,7 +317,7 @@ impl<A: PendingBytes> Shard<A> {
     ) -> Result<(), Error> {
         self.land(source, block);
         for (line, part) in pieces(offset, from.len(), self.line_bits) {
-            let start = ((offset + part.start as u64) % self.line_bytes as u64) as usize;
+            let start = to_usize((offset + part.start as u64) % self.line_bytes as u64);
             let within = start..start + part.len();
             let place = match self.find(line) {
                 Some(place) => place,
@@ -413,7 +413,7 @@ impl<A: PendingBytes> Shard<A> {
         let mixed = (line / BLOCK_LINES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let sets = self.hands.len() as u64;
         let set = ((mixed * sets) >> 32) + line % BLOCK_LINES;
-        let set = if set < sets { set } else { set % sets } as usize;
+        let set = to_usize(if set < sets { set } else { set % sets });
         set * WAYS..(set + 1) * WAYS
     }
 
@@ -442,7 +442,7 @@ impl<A: PendingBytes> Shard<A> {
         let hand = &mut self.hands[set.start / WAYS];
         loop {
             let place = set.start + usize::from(*hand);
-            *hand = (*hand + 1) % WAYS as u8;
+            *hand = if usize::from(*hand) + 1 == WAYS { 0 } else { *hand + 1 };
             if !std::mem::take(&mut self.lines[place].is_used) {
                 return place;
             }
@@ -485,9 +485,8 @@ impl MissStreams {
     /// Takes note of lines that were missing. Whether they follow on others.
     fn follows(&self, lines: Range<u64>) -> bool {
         let known = self.ends.iter().find(|end| end.load(Ordering::Relaxed) == lines.start);
-        let place = known.unwrap_or_else(|| {
-            &self.ends[(self.next.fetch_add(1, Ordering::Relaxed) % STREAMS as u64) as usize]
-        });
+        let place = known
+            .unwrap_or_else(|| &self.ends[to_usize(self.next.fetch_add(1, Ordering::Relaxed)) % STREAMS]);
         place.store(lines.end, Ordering::Relaxed);
         known.is_some()
     }
@@ -501,7 +500,7 @@ fn pieces(offset: u64, len: usize, unit_bits: u32) -> impl Iterator<Item = (u64,
     let until = end.div_ceil(1 << unit_bits);
     (offset >> unit_bits..until).map(move |unit| {
         let (start, stop) = (offset.max(unit << unit_bits), end.min((unit + 1) << unit_bits));
-        (unit, (start - offset) as usize..(stop - offset) as usize)
+        (unit, to_usize(start - offset)..to_usize(stop - offset))
     })
 }
 

@@ -15,7 +15,7 @@ use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::graph::MemoryRights;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::cache::{LineCache, MIN_LINES};
 use super::pending::{PendingBlock, RemotePieces};
@@ -275,7 +275,7 @@ impl Pieces {
         while at < end {
             let piece = self.piece_at(at)?;
             let until = end.min(piece.end());
-            what(&piece, at, (at - offset) as usize..(until - offset) as usize)?;
+            what(&piece, at, to_usize(at - offset)..to_usize(until - offset))?;
             at = until;
         }
         Ok(())

@@ -19,7 +19,7 @@ use super::event::{ComponentFailure, ExecutionResult, RunEvent, is_lost};
 use super::memory::{Channels, ComponentAccess, Link};
 use super::options::RunOptions;
 use super::progress::Outputs;
-use super::uses::{Now, UsageReading, WorkerMemory};
+use super::uses::{Now, UsageReading, WorkerMemory, micros};
 use super::workers::ComponentWorkers;
 use crate::arena::Buffer;
 use crate::invocation::Invocation;
@@ -172,7 +172,7 @@ impl ComponentExecutor {
             outputs,
             began,
             memory_bytes,
-            allocated_byte_us: memory_bytes.saturating_mul(leased.as_micros() as u64),
+            allocated_byte_us: memory_bytes.saturating_mul(micros(leased)),
             readings,
         };
         let _ = self.tell.send(RunEvent::Ended(Box::new(ended)));

@@ -26,6 +26,7 @@ struct Past {
 impl RunHistory {
     /// Reads the usage of earlier runs from the managers. If they do not answer, the history is empty.
     pub(super) fn read(manager: &ManagerClient, graph: &Graph) -> RunHistory {
+        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let runs = manager.runs(&graph.name, HISTORY_RUNS as u32).unwrap_or_default();
         let ended = runs.into_iter().filter(|run| run.ended_unix_ms != 0);
         let past = |RunInfo { code, components, .. }| Past { has_ended_well: code == 0, components };

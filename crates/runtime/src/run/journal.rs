@@ -102,7 +102,9 @@ impl RunJournal {
         let name = |component: usize| self.graph.components[component].name.clone();
         let mut batch = Vec::new();
         let mut batch_bytes = 0;
-        for (instance, output) in outputs.iter().enumerate() {
+        #[expect(clippy::cast_possible_truncation, reason = "a graph counts instances in 32 bits")]
+        let instances = outputs.len() as u32;
+        for (instance, output) in (0..).zip(outputs.iter()) {
             if output.len() > MAX_OUTPUT_BYTES {
                 return Err(too_large(&name(from), output.len()));
             }
@@ -112,11 +114,11 @@ impl RunJournal {
                 number: self.last,
                 from: name(from),
                 to: to.iter().map(|&to| name(to)).collect(),
-                instance: instance as u32,
-                instances: outputs.len() as u32,
+                instance,
+                instances,
                 output: output.clone(),
             });
-            if batch_bytes >= BATCH_BYTES || instance + 1 == outputs.len() {
+            if batch_bytes >= BATCH_BYTES || instance + 1 == instances {
                 let entries = std::mem::take(&mut batch);
                 self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries })?;
                 batch_bytes = 0;

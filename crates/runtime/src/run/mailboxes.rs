@@ -13,7 +13,8 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
     let mut driven = graph.clone();
     for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Message) {
         let name = |component: usize| graph.components[component].name.as_str();
-        let bytes = (instances(graph, edge.from) + instances(graph, edge.to)) * QUEUE_BYTES;
+        let queues = [edge.from, edge.to].map(|component| u64::from(instances(graph, component)));
+        let bytes = (queues[0] + queues[1]) * QUEUE_BYTES;
         let (initial_bytes, increment_bytes) = (Some(bytes), Some(bytes));
         let memory = MemoryNeed { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None };
         let to = driven.components.len();
@@ -38,9 +39,9 @@ pub(super) fn mailbox(graph: &Graph, memory: usize, component: usize) -> Option<
     };
     Some(v1::Mailbox {
         peer: graph.components[peer].name.clone(),
-        peers: instances(graph, peer) as u32,
-        own_queue: own_queue as u32,
-        peer_queue: peer_queue as u32,
+        peers: instances(graph, peer),
+        own_queue,
+        peer_queue,
         peer_end: u32::from(component == one),
     })
 }
@@ -55,8 +56,8 @@ fn ends(graph: &Graph, memory: usize) -> Option<(usize, usize)> {
     Some((ends.next()?, ends.next()?))
 }
 
-fn instances(graph: &Graph, component: usize) -> u64 {
-    graph.components[component].compute().map_or(0, |compute| u64::from(compute.parallelism))
+fn instances(graph: &Graph, component: usize) -> u32 {
+    graph.components[component].compute().map_or(0, |compute| compute.parallelism)
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ pub(super) struct MemoryComponentUsage {
 impl MemoryComponentUsage {
     /// Adds the time since the latest sample.
     pub(super) fn advance(&mut self, now: Instant, len_bytes: u64) {
-        let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
+        let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros());
+        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
         let allocated = self.capacity_bytes.saturating_mul(elapsed);
         self.allocated_byte_us = self.allocated_byte_us.saturating_add(allocated);
         // The time at which bytes were written between two samples is unknown; the mean of both lengths is the

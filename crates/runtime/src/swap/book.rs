@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use sublet_proto::to_usize;
+
 use super::plan::{SwapPlan, Touching};
 use super::slots::BufferSlots;
 use super::statistics::SwapStatistics;
@@ -117,8 +119,8 @@ impl PageBook {
             blocks: None,
         };
         PageBook {
-            regions: std::iter::repeat_with(region).take(plan.regions() as usize).collect(),
-            slots: BufferSlots::new(plan.slots() as usize),
+            regions: std::iter::repeat_with(region).take(to_usize(plan.regions())).collect(),
+            slots: BufferSlots::new(to_usize(plan.slots())),
             streams: Streams::new(),
             queue: VecDeque::new(),
             used_pages: 0,

@@ -1,5 +1,7 @@
 //! Chooses the pages to evict.
 
+use sublet_proto::to_usize;
+
 use super::book::{NeededMemory, PageBook, PageState, Unit};
 use super::slots::BufferSlot;
 use super::units::{BlockAt, PAGE_BYTES, REGION_PAGES};
@@ -56,7 +58,7 @@ impl PageBook {
         match self.latest {
             NeededMemory::Slot => {
                 let more = if self.slots.empty().is_some() { free / REGION_PAGES } else { 0 };
-                let lacks = self.slots.spare() + (more as usize) < SPARE_SLOTS.min(self.slots.len() - 1);
+                let lacks = self.slots.spare() + to_usize(more) < SPARE_SLOTS.min(self.slots.len() - 1);
                 (lacks && !self.queue.is_empty()).then_some(NeededMemory::Slot)
             }
             NeededMemory::Pages => {

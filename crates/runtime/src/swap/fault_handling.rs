@@ -10,7 +10,7 @@ use super::streams::{AccessPattern, Direction};
 use super::units::{BLOCK_PAGES, BlockAt, PAGE_BYTES, PageSpan, REGION_BYTES, REGION_PAGES};
 
 /// Number of regions that are read ahead.
-const REGIONS_AHEAD: i64 = 2;
+const REGIONS_AHEAD: usize = 2;
 
 /// Next step to handle a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,10 +219,13 @@ impl PageBook {
 
     /// Requests that the regions after this one are read ahead.
     fn go_ahead(&mut self, region: usize, direction: Direction) {
-        let step = if direction == Direction::Forward { 1 } else { -1 };
-        let ahead = REGIONS_AHEAD.min(self.slots.len() as i64 - 2);
+        let ahead = REGIONS_AHEAD.min(self.slots.len().saturating_sub(2));
         for away in 1..=ahead {
-            let Some(next) = region.checked_add_signed((step * away) as isize) else { return };
+            let next = match direction {
+                Direction::Forward => region.checked_add(away),
+                Direction::Backward => region.checked_sub(away),
+            };
+            let Some(next) = next else { return };
             let Some(there) = self.regions.get(next) else { return };
             if there.is_away()
                 && there.slot.is_none()

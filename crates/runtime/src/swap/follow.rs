@@ -54,7 +54,7 @@ impl Follow {
 
 /// The one core that a thread of this process is pinned to.
 fn core_of(thread: u32) -> Option<usize> {
-    let cores = sched_getaffinity(Some(Pid::from_raw(thread as i32)?)).ok()?;
+    let cores = sched_getaffinity(Some(Pid::from_raw(i32::try_from(thread).ok()?)?)).ok()?;
     let is_pinned = cores.count() == 1;
     is_pinned.then(|| (0..CpuSet::MAX_CPU).find(|core| cores.is_set(*core)))?
 }

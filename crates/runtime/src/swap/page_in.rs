@@ -1,7 +1,7 @@
 //! Pages memory in: reads them from the swap space, or moves them in from a slot.
 
 use sublet_fabric::faults::Writing;
-use sublet_proto::Error;
+use sublet_proto::{Error, to_usize};
 
 use super::book::FillResult;
 use super::fault_handling::{Fill, RegionLoad};
@@ -11,7 +11,7 @@ use super::units::{BlockAt, PAGE_BYTES, PageSpan, REGION_BLOCKS, REGION_BYTES, R
 impl Pager {
     /// Puts pages of a block in. The buffer has the size of a block.
     pub(super) fn fill(&self, fill: &Fill, buffer: &mut [u8]) {
-        let bytes = &mut buffer[..(fill.span.pages * PAGE_BYTES) as usize];
+        let bytes = &mut buffer[..to_usize(fill.span.pages * PAGE_BYTES)];
         let writing = if fill.result == FillResult::Writable { Writing::Allowed } else { Writing::Faults };
         let done = self.read_pages(fill, bytes).and_then(|()| {
             let offset = fill.span.extent().offset;
@@ -34,8 +34,8 @@ impl Pager {
             bytes.fill(0);
         }
         for span in fill.at.spans(fill.stored) {
-            let from = ((span.first - fill.span.first) * PAGE_BYTES) as usize;
-            let into = &mut bytes[from..from + span.extent().len_bytes as usize];
+            let from = to_usize((span.first - fill.span.first) * PAGE_BYTES);
+            let into = &mut bytes[from..from + to_usize(span.extent().len_bytes)];
             self.parts.backing.read_at(place_of(span, fill.place), into)?;
         }
         Ok(())
@@ -77,15 +77,15 @@ impl Pager {
             return Ok(());
         };
         // SAFETY: the slot is marked, so no other thread accesses it, and all of it is memory that may be written.
-        let into = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), REGION_BYTES as usize) };
+        let into = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), to_usize(REGION_BYTES)) };
         if stored.iter().all(|mask| *mask == u16::MAX) {
             return self.parts.backing.read_at(place_of(PageSpan::region(load.region), place), into);
         }
         into.fill(0);
         for (block, mask) in stored.into_iter().enumerate() {
             for span in (BlockAt { region: load.region, block }).spans(mask) {
-                let from = (span.first % REGION_PAGES * PAGE_BYTES) as usize;
-                let into = &mut into[from..from + span.extent().len_bytes as usize];
+                let from = to_usize(span.first % REGION_PAGES * PAGE_BYTES);
+                let into = &mut into[from..from + to_usize(span.extent().len_bytes)];
                 self.parts.backing.read_at(place_of(span, place), into)?;
             }
         }

@@ -4,7 +4,7 @@
 use sublet_fabric::FabricError;
 use sublet_fabric::faults::{Extent, Writing};
 use sublet_fabric::stretch::Stretch;
-use sublet_proto::Error;
+use sublet_proto::{Error, to_usize};
 
 use super::eviction::{EvictedBlock, EvictedRegion, EvictionResult};
 use super::page_in::place_of;
@@ -149,7 +149,7 @@ fn bytes_of(stretch: &Stretch, extent: Extent) -> &[u8] {
     match stretch.pointer(extent.offset, extent.len_bytes) {
         // SAFETY: the pages are within the range. They were moved to where no other thread accesses them, or protected,
         // and their unit is marked.
-        Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), extent.len_bytes as usize) },
+        Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), to_usize(extent.len_bytes)) },
         None => &[],
     }
 }

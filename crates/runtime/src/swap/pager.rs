@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sublet_fabric::faults::{PageFaults, Touch, Writing};
 use sublet_fabric::stretch::Stretch;
-use sublet_proto::Error;
+use sublet_proto::{Error, to_usize};
 
 use super::backing::Backing;
 use super::book::{NeededMemory, PageBook};
@@ -94,14 +94,14 @@ impl Pager {
         begin_paging();
         let _guard = EndsTheProcess;
         let mut follow = Follow::new();
-        let mut buffer = vec![0; (BLOCK_PAGES * PAGE_BYTES) as usize];
+        let mut buffer = vec![0; to_usize(BLOCK_PAGES * PAGE_BYTES)];
         loop {
             let fault = match self.parts.faults.next() {
                 Ok(fault) => fault,
                 Err(error) => end_the_process(&error),
             };
             if self.parts.bell.offset_of(fault.address).is_some() {
-                let page = &buffer[..PAGE_BYTES as usize];
+                let page = &buffer[..to_usize(PAGE_BYTES)];
                 if let Err(error) = self.parts.faults.fill(&self.parts.bell, 0, page, Writing::Allowed) {
                     self.fail(error.into());
                 }

@@ -42,7 +42,7 @@ impl PageSpan {
             self.first % BLOCK_PAGES + self.pages.min(BLOCK_PAGES) <= BLOCK_PAGES,
             "{self:?} is not of one block"
         );
-        let ones = ((1u32 << self.pages.min(BLOCK_PAGES)) - 1) as u16;
+        let ones = (((1u32 << self.pages.min(BLOCK_PAGES)) - 1) & 0xffff) as u16;
         ones << (self.first % BLOCK_PAGES)
     }
 }

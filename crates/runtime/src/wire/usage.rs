@@ -56,6 +56,7 @@ impl UsageLayout {
     /// A layout for this number of workers, and of functions of their package. 0 functions stands for the most that a
     /// package may have.
     pub fn new(workers: u32, functions: u32) -> UsageLayout {
+        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let most = MAX_FUNCTIONS as u32;
         UsageLayout { workers, functions: if functions == 0 { most } else { functions.min(most) } }
     }
@@ -169,7 +170,7 @@ pub fn read_line(region: &Region, layout: UsageLayout, worker: u32) -> WorkerUsa
     let word = |index: usize| line.map_or(0, |line| line[index].load(Ordering::Acquire));
     let (polling_ticks, rejected, state) = (word(POLLING), word(REJECTED), word(STATE));
     WorkerUsage {
-        state: match state as u32 {
+        state: match state & 0xffff_ffff {
             1 => WorkerState::Polling,
             2 => WorkerState::Executing,
             3 => WorkerState::Answering,

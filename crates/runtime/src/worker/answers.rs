@@ -39,7 +39,7 @@ pub(super) fn check_number(region: &v1::MapRegion) -> Result<(), Error> {
 
 /// The size of the results region, which both sides know.
 pub(super) fn check_results(process: &WorkerProcessState, connect: &v1::Connect) -> Result<u64, Error> {
-    let expected = ResultsLayout::new(process.workers() as u32).len_bytes();
+    let expected = ResultsLayout::new(process.workers()).len_bytes();
     if connect.results_bytes != expected {
         let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);
         return Err(Error::new(Code::Protocol, message));

@@ -82,7 +82,7 @@ impl WorkerClient {
         window.map(OWN_REGION, results.as_fd(), results_bytes)?;
         let endpoint: &'static Endpoint =
             Box::leak(Box::new(Endpoint::Shm(shm::ShmEndpoint::new(window, Some(bell)))));
-        let clients = std::iter::repeat_n(endpoint, self.process.workers());
+        let clients = std::iter::repeat_n(endpoint, self.process.workers() as usize);
         self.process.start(self.control, clients, &connect.start_positions)?;
         self.way = ClientConnection::Connected(endpoint);
         Ok(Some(ready(self.process, ConnectionData::default())))

@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::channel::Channel;
 use super::worker_run::{self, WorkerRun};
@@ -48,7 +48,7 @@ pub(super) struct CallContext {
     fail: unsafe extern "C" fn(*mut CallContext, *const c_char),
     components: &'static ContextOperations,
     pub(super) failed: bool,
-    pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
+    pub(super) message: [u8; to_usize(MAX_MESSAGE_BYTES)],
     pub(super) worker: u32,
     /// The functions that the call may call by their names.
     pub(super) functions: Option<NonNull<PackageFunctions>>,
@@ -59,7 +59,7 @@ pub(super) struct CallContext {
     /// Outstanding reads, each with its channel.
     pub(super) reading: Vec<(u32, RawReading)>,
     /// Reason why the latest access failed, ended by a 0.
-    pub(super) why: [u8; MAX_MESSAGE_BYTES as usize + 1],
+    pub(super) why: [u8; to_usize(MAX_MESSAGE_BYTES) + 1],
 }
 
 /// `struct sublet_components`.
@@ -162,18 +162,19 @@ impl CallContext {
         components: &'static ContextOperations,
     ) -> CallContext {
         CallContext {
+            #[expect(clippy::cast_possible_truncation, reason = "the structure has about a kilobyte")]
             size_bytes: size_of::<CallContext>() as u32,
             capacity: 0,
             fail: sublet_context_fail,
             components,
             failed: false,
-            message: [0; MAX_MESSAGE_BYTES as usize],
+            message: [0; to_usize(MAX_MESSAGE_BYTES)],
             worker,
             functions,
             depth: 0,
             run: None,
             reading: Vec::new(),
-            why: [0; MAX_MESSAGE_BYTES as usize + 1],
+            why: [0; to_usize(MAX_MESSAGE_BYTES) + 1],
         }
     }
 

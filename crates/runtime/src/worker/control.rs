@@ -49,7 +49,7 @@ fn end(socket: &PacketSocket, error: Error) -> ! {
     SAID.call_once(|| {
         eprintln!("sublet-worker: {}", error.message);
         fail(socket, &error);
-        exit(error.code.number() as i32);
+        exit(i32::from(error.code.exit_status()));
     });
     unreachable!("the process has ended")
 }

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, SharedBytes, SharedBytesMut};
 use sublet_proto::v1::{PackageInfo, Variable};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 pub use sublet_xpu::{BufferName, InputSource, OutputSink};
 
 use crate::frames::SharedAddress;
@@ -220,12 +220,12 @@ impl<'call> CallOutput<'call> {
 #[derive(Clone, Debug)]
 pub struct ErrorMessage {
     len: usize,
-    bytes: [u8; MAX_MESSAGE_BYTES as usize],
+    bytes: [u8; ErrorMessage::CAPACITY],
 }
 
 impl ErrorMessage {
     /// Largest length of a message, in bytes.
-    pub const CAPACITY: usize = MAX_MESSAGE_BYTES as usize;
+    pub const CAPACITY: usize = to_usize(MAX_MESSAGE_BYTES);
 
     /// An empty one.
     pub const fn new() -> ErrorMessage {

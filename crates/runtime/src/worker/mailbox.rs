@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::v1;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::channel::Channel;
 use crate::memory::piece::MemoryPiece;
@@ -142,7 +142,7 @@ fn word(len: u32, from: u32) -> u64 {
 
 /// Length and sender; nothing if nothing is there.
 fn read_word(word: u64) -> Option<(u32, u32)> {
-    let (len, from) = (word as u32, (word >> 32) as u32);
+    let (len, from) = ((word & 0xffff_ffff) as u32, (word >> 32) as u32);
     (word != 0).then(|| (len.wrapping_sub(1), from))
 }
 
@@ -189,7 +189,9 @@ impl Mailbox<'_> {
                 queue.publish(tail % RING_BYTES, word(SKIP, own))?;
             }
             queue.put(RING_AT + record.at + WORD_BYTES, message)?;
-            queue.publish(record.at, word(len as u32, own))?;
+            #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_MESSAGE_BYTES` at most")]
+            let len = len as u32;
+            queue.publish(record.at, word(len, own))?;
             queue.ring();
             return self.channel.check();
         }
@@ -275,7 +277,7 @@ impl Queue<'_> {
         match &self.place {
             MailboxMemory::Here(base) => Ok(self.here(*base, at).load(Ordering::Acquire)),
             MailboxMemory::There(piece) => {
-                let mut bytes = [0; WORD_BYTES as usize];
+                let mut bytes = [0; to_usize(WORD_BYTES)];
                 self.told(piece, piece.get(self.offset + at, (&mut bytes).into()))?;
                 Ok(u64::from_ne_bytes(bytes))
             }
@@ -326,7 +328,7 @@ impl Queue<'_> {
         let mut done = 0;
         while done < len_bytes {
             let len = (len_bytes - done).min(ZEROS.len() as u64);
-            self.put(RING_AT + at + done, ZEROS[..len as usize].into())?;
+            self.put(RING_AT + at + done, ZEROS[..to_usize(len)].into())?;
             done += len;
         }
         Ok(())
@@ -373,12 +375,12 @@ impl Queue<'_> {
         );
         // SAFETY: within the queue, which is mapped as long as the channel is borrowed, begins at a page and is
         // accessed only as atomics and raw copies.
-        unsafe { base.add(at as usize).cast().as_ref() }
+        unsafe { base.add(to_usize(at)).cast().as_ref() }
     }
 
     fn half(&self, base: NonNull<u8>, at: u64) -> &AtomicU32 {
         // SAFETY: as in `here`.
-        unsafe { base.add(at as usize).cast().as_ref() }
+        unsafe { base.add(to_usize(at)).cast().as_ref() }
     }
 
     fn told<T>(&self, piece: &MemoryPiece, done: Result<T, Error>) -> Result<T, Error> {

@@ -68,7 +68,7 @@ pub(super) fn status(ended: Result<u8, Error>) -> u8 {
         Ok(status) => status,
         Err(error) => {
             eprintln!("sublet-worker: {error}");
-            error.code.number() as u8
+            error.code.exit_status()
         }
     }
 }

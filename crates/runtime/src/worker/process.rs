@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit};
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error, decode, version};
+use sublet_proto::{Code, Error, decode, to_usize, version};
 
 use super::client::WorkerClient;
 use super::control;
@@ -87,7 +87,7 @@ impl WorkerProcessState {
         let serve = move || exit(i32::from(status(process.serve(socket).map(|()| 0))));
         std::thread::Builder::new()
             .name("sublet control".into())
-            .stack_size(STACK_BYTES as usize)
+            .stack_size(to_usize(STACK_BYTES))
             .spawn(serve)
             .map_err(|error| Error::new(Code::System, format!("starting the control thread: {error}")))?;
         let FirstWorker { post, ready } = is_to_work

@@ -11,7 +11,7 @@ use sublet_fabric::line::Line;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::engine::{Engine, EngineLoad, FunctionCaller};
 use super::preparation::{STACK_BYTES, pin, read_manifest};
@@ -86,8 +86,8 @@ impl WorkerProcessState {
     /// Clears the rings of values that an earlier process may have written over them. Only for a process whose client
     /// is on another node, before the client has connected: its requests are sent anew.
     pub(super) fn clear_inbox(&self) {
-        let workers = self.workers() as u32;
-        let lines = (0..workers).flat_map(|worker| (0..self.layout.slots()).map(move |slot| (worker, slot)));
+        let lines =
+            (0..self.workers()).flat_map(|worker| (0..self.layout.slots()).map(move |slot| (worker, slot)));
         for (worker, slot) in lines {
             if let Some(line) = self.inbox.view::<Line>(self.layout.line(worker, slot).line) {
                 line.clear();
@@ -97,14 +97,15 @@ impl WorkerProcessState {
 
     /// Accepts a client's run, and swaps to its memory if it has some for that.
     pub(super) fn take_run(&self, run: &v1::Run, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        if worker_run::take(run, fds, self.workers(), self.setup.memory_bytes)? {
+        if worker_run::take(run, fds, self.workers() as usize, self.setup.memory_bytes)? {
             swapping::turn_on();
         }
         Ok(())
     }
 
-    pub(super) fn workers(&self) -> usize {
-        self.setup.cores.len()
+    #[expect(clippy::cast_possible_truncation, reason = "a message of `MAX_PACKET_BYTES` names the cores")]
+    pub(super) fn workers(&self) -> u32 {
+        self.setup.cores.len() as u32
     }
 
     /// Starts the worker threads, each with the endpoint that reaches its client; returns when all of them are on their
@@ -115,23 +116,22 @@ impl WorkerProcessState {
         clients: impl IntoIterator<Item = &'static Endpoint>,
         starts: &[u64],
     ) -> Result<(), Error> {
-        if starts.len() != self.workers() {
+        if starts.len() != self.workers() as usize {
             let message = format!("{} start positions for {} workers", starts.len(), self.workers());
             return Err(Error::new(Code::Protocol, message));
         }
         let (ready, all_ready) = channel();
-        for (number, ((&core, &start), client)) in
-            self.setup.cores.iter().zip(starts).zip(clients).enumerate()
+        for (number, ((&core, &start), client)) in (0..).zip(self.setup.cores.iter().zip(starts).zip(clients))
         {
             let ready = ready.clone();
-            let post = ThreadSetup { number: number as u32, core, start, client, control };
+            let post = ThreadSetup { number, core, start, client, control };
             if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
                 let _ = first.send(FirstWorker { post, ready });
                 continue;
             }
             std::thread::Builder::new()
                 .name(format!("worker {number}"))
-                .stack_size(STACK_BYTES as usize)
+                .stack_size(to_usize(STACK_BYTES))
                 .spawn(move || self.run_worker(&post, &ready))
                 .map_err(|error| Error::new(Code::System, format!("starting worker {number}: {error}")))?;
         }
@@ -163,7 +163,7 @@ impl WorkerProcessState {
             inbox: &self.inbox,
             layout: self.layout,
             slot_bytes: self.options.slot_bytes,
-            results: ResultsLayout::new(self.workers() as u32),
+            results: ResultsLayout::new(self.workers()),
             client: post.client,
             control: post.control,
             meter,

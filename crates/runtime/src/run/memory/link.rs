@@ -61,7 +61,8 @@ impl Link {
         channels: &Channels,
     ) -> Result<Link, Error> {
         let channels = channels.of_process(first);
-        let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
+        let count = u32::try_from(channels.len()).unwrap_or(u32::MAX);
+        let run = v1::Run { first_instance: first, instances, channels: count, number: 0 };
         if channels.is_empty() {
             let exits = lease.tell_run(run, RunMemoryAccess::Nothing)?;
             return Ok(Link { way: None, channels: channels.clone(), exits, lease: lease.clone() });
@@ -296,7 +297,7 @@ impl WorkerResponder {
         if *rights == MemoryRights::Write {
             component.word(LEN_AT).fetch_max(question.len_bytes, Ordering::AcqRel);
         }
-        let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
+        let ended = (component.word(ENDED_AT).load(Ordering::Acquire) & 0xffff_ffff) as u32;
         Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock};
 
 use libc::{c_int, c_void};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::extents::Extents;
 use crate::lease::link::lock;
@@ -107,7 +107,7 @@ impl Heap {
             array.swapped.len_bytes()
         );
         // SAFETY: the extents are of the array's regions.
-        Some(unsafe { array.swapped.as_ptr().add((first * REGION_BYTES) as usize) }.cast())
+        Some(unsafe { array.swapped.as_ptr().add(to_usize(first * REGION_BYTES)) }.cast())
     }
 
     /// Number of usable bytes of a piece; 0 in a child process.
@@ -116,7 +116,7 @@ impl Heap {
         let Some(array) = self.array() else { return 0 };
         let found = self.region_of(at).and_then(|first| lock(&array.extents).len_of(first));
         let regions = found.unwrap_or_else(|| refuse("no piece of memory begins there"));
-        (regions * REGION_BYTES) as usize
+        to_usize(regions * REGION_BYTES)
     }
 
     #[cold]
@@ -160,7 +160,7 @@ impl Heap {
 impl Array {
     /// Forgets regions that were detached, and makes them free.
     fn forget(&self, regions: Range<u64>) {
-        self.swapped.forget(regions.start as usize..regions.end as usize);
+        self.swapped.forget(to_usize(regions.start)..to_usize(regions.end));
         lock(&self.extents).attach(regions);
     }
 }
