@@ -177,6 +177,10 @@ impl Driver for Cuda {
         }
         let groups = grid.items.div_ceil(group);
         debug_assert!(groups <= u64::from(u32::MAX), "{grid:?} has {groups} groups of {group}");
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "both are of 32 bits, as asserted and checked above"
+        )]
         let size = live::LaunchSize { groups: groups as u32, group: group as u32 };
         let block = live::ArgumentBlock::new(arguments);
         lane.launch(kernel, block, size, patience)

@@ -33,7 +33,8 @@ fn answer(kind: DriverKind) -> Result<(), Error> {
 fn device(kind: DriverKind) -> Result<DeviceUnit, Error> {
     let (model, compute_units, memory_bytes) = match kind {
         DriverKind::OpenCl => {
-            let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
+            let cores =
+                available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
             opencl::enter_environment(cores);
             let opencl::OpenClDeviceInfo { name, compute_units, memory_bytes, unusable, .. } =
                 opencl::first()?;

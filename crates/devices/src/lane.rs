@@ -208,6 +208,7 @@ fn collect<D: Driver>(
     written: u32,
     output: &mut LaunchOutput<'_, D>,
 ) -> Result<u32, DeviceError> {
+    #[expect(clippy::cast_possible_truncation, reason = "`prepare` refuses capacities beyond 32 bits")]
     let capacity = output.capacity_bytes() as u32;
     if written == FAILED {
         let memory = match output {

@@ -28,6 +28,12 @@
 //! - No device memory is readable by a tenant before it was wiped or written for that tenant.
 //! - Unsafe code is only in the two folders that bind libraries, [`opencl`] and [`cuda`].
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 pub mod builder;
 mod bytes;
 mod control;

@@ -43,7 +43,7 @@ impl<D: Driver> FunctionMaker<'_, D> {
             Ok(found) => found,
             Err(error) => return specs.iter().map(|_| Err(error.clone())).collect(),
         };
-        let load_us = begun.elapsed().as_micros() as u64;
+        let load_us = micros_since(begun);
         let size_bytes = found.0.len_bytes().div_ceil(specs.len().max(1) as u64);
         let functions = self.functions(specs, &wanted, &found).into_iter();
         functions
@@ -57,7 +57,7 @@ impl<D: Driver> FunctionMaker<'_, D> {
         let before = self.before(&wanted);
         let is_there = before.is_some();
         let found = before.map_or_else(|| self.now(&wanted), Ok)?;
-        let build_us = begun.elapsed().as_micros() as u64;
+        let build_us = micros_since(begun);
         self.functions(specs, &wanted, &found).into_iter().try_for_each(|function| function.map(drop))?;
         let encode = || record::encode(&self.digest(wanted.iter()), build_us, &found.0.encode());
         Ok((!is_there).then(encode))
@@ -119,7 +119,7 @@ impl<D: Driver> FunctionMaker<'_, D> {
         let parts: Vec<_> = wanted.iter().map(|wanted| self.part(wanted)).collect();
         let BuildResult { programs, parts } = self.driver.build(&parts)?;
         debug_assert_eq!(parts.len(), wanted.len(), "parts of {} programs", programs.len());
-        let build_us = begun.elapsed().as_micros() as u64;
+        let build_us = micros_since(begun);
         let place = |wanted: &NeededProgram<'_>, part: Result<crate::driver::BuiltPart, String>| {
             let part = part?;
             if let (Some(store), Some(object)) = (self.store, &part.object) {
@@ -169,6 +169,10 @@ impl<D: Driver> FunctionMaker<'_, D> {
 
 type Found<D> =
     (ProgramImage, Vec<Result<KernelLocation, String>>, Vec<Result<Arc<<D as Driver>::Module>, DeviceError>>);
+
+fn micros_since(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
 
 fn parts_of(wanted: &NeededProgram<'_>) -> u64 {
     wanted.kernels.len().max(1) as u64

@@ -238,7 +238,9 @@ impl<D: Driver> DeviceBuffer<D> {
         if !bytes.is_empty() {
             self.pool.write(&lock(&self.pool.service), self.memory(), bytes)?;
         }
-        self.len_bytes = len_bytes as u32;
+        #[expect(clippy::cast_possible_truncation, reason = "checked above: the capacity at most")]
+        let len_bytes = len_bytes as u32;
+        self.len_bytes = len_bytes;
         Ok(())
     }
 

@@ -43,6 +43,7 @@ impl<D: Driver> KernelEngine<D> {
         open: impl FnOnce(u32) -> Result<D, DeviceError>,
     ) -> Result<KernelEngine<D>, Error> {
         let PackageKernels { specs, deadline } = PackageKernels::read(load.folder, load.build)?;
+        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let driver = open(load.workers.clamp(1, MAX_LANES as u32))?;
         let image = load.folder.join(built_file(load.build));
         let settings = CacheSettings { image: Some(image), ..CacheSettings::default() };

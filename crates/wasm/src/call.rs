@@ -5,7 +5,7 @@
 //! small enough, else in pages by which the memory grows. Allocators of C libraries may claim the whole memory at their
 //! first call, therefore `sublet_function.h` exports them. Others, as Rust's, only use memory by which they have grown it.
 
-use sublet_proto::Code;
+use sublet_proto::{Code, to_usize};
 use sublet_runtime::worker::engine::{CallInput, CallOutput, Engine, ErrorMessage, FunctionCaller};
 use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
 
@@ -95,13 +95,13 @@ fn call(
     let memory = live.memory.data_mut(&mut *store);
     put(memory, place.context, &CONTEXT_BYTES.to_le_bytes());
     put(memory, place.context + 4, &output.capacity().to_le_bytes());
-    input.copy_to(&mut memory[input_at as usize..][..input.len() as usize]);
-    let arguments = (input_at as u32, input.len(), output_at as u32);
+    input.copy_to(&mut memory[to_usize(input_at)..][..input.len() as usize]);
+    let arguments = (address(input_at), input.len(), address(output_at));
     let written = match function.has_context {
         true => {
             let (input, size, output) = arguments;
             let long: TypedFunc<(u32, u32, u32, u32), u32> = live.function(store, &function.export)?;
-            long.call(&mut *store, (input, size, output, place.context as u32))
+            long.call(&mut *store, (input, size, output, address(place.context)))
         }
         false => {
             let short: TypedFunc<(u32, u32, u32), u32> = live.function(store, &function.export)?;
@@ -113,13 +113,18 @@ fn call(
     }
     let written = written?;
     if written <= output.capacity() {
-        output.copy_from(&live.memory.data(&*store)[output_at as usize..][..written as usize]);
+        output.copy_from(&live.memory.data(&*store)[to_usize(output_at)..][..written as usize]);
     }
     Ok(written)
 }
 
 fn put(memory: &mut [u8], at: u64, bytes: &[u8; 4]) {
-    memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    memory[to_usize(at)..][..bytes.len()].copy_from_slice(bytes);
+}
+
+/// An address as a module has it. An output of no bytes may begin at the end of 4 GiB, which is address 0.
+fn address(at: u64) -> u32 {
+    (at & 0xffff_ffff) as u32
 }
 
 /// Addresses of a call's bytes in the linear memory.

@@ -12,6 +12,12 @@
 //! may write concurrently is copied by [`Input`](sublet_runtime::worker::engine::CallInput) and
 //! [`Output`](sublet_runtime::worker::engine::CallOutput).
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod call;
 mod engine;
 mod failure;

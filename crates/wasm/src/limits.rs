@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sublet_proto::package::{DEFAULT_DEADLINE_MS, WasmLimits};
+use sublet_proto::to_usize;
 use sublet_runtime::worker::engine::EngineLoad;
 use wasmtime::{Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -65,7 +66,7 @@ impl CallLimits {
             .total_tables(workers.saturating_mul(MAX_TABLES))
             .max_memories_per_module(1)
             .max_tables_per_module(MAX_TABLES)
-            .max_memory_size(self.memory_bytes as usize)
+            .max_memory_size(to_usize(self.memory_bytes))
             .table_elements(MAX_TABLE_ELEMENTS)
             .max_core_instance_size(MAX_INSTANCE_BYTES)
             .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)

@@ -75,7 +75,8 @@ fn enlarge(content: &[u8], memory_bytes: u64) -> Option<(Vec<u8>, u64)> {
         return None;
     }
     let content = [&[1, *kind][..], &encode(pages + 1), most].concat();
-    Some(([&[MEMORIES][..], &encode(content.len() as u32), &content].concat(), at))
+    let len = u32::try_from(content.len()).ok()?;
+    Some(([&[MEMORIES][..], &encode(len), &content].concat(), at))
 }
 
 /// Decodes an unsigned number in groups of 7 bits, and returns the remaining bytes.
@@ -88,10 +89,10 @@ fn number(bytes: &[u8]) -> Option<(u32, &[u8])> {
 fn encode(mut value: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
+        bytes.push((value & 0x7f) as u8 | 0x80);
         value >>= 7;
     }
-    bytes.push(value as u8);
+    bytes.push((value & 0x7f) as u8);
     debug_assert!(bytes.len() <= 5, "a number of 32 bits has 1 to 5 groups of 7: {bytes:?}");
     bytes
 }

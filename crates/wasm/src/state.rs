@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use sublet_proto::to_usize;
 use sublet_runtime::worker::engine::ErrorMessage;
 use wasmtime::{Caller, Error, Extern, Result};
 
@@ -38,7 +39,7 @@ pub(crate) fn memory<'a>(caller: &'a mut Caller<'_, HostState>) -> Result<(&'a m
 /// Checks a range of the linear memory that a module has named.
 pub(crate) fn range(memory: &mut [u8], at: u32, len: u32) -> Result<&mut [u8]> {
     let end = u64::from(at) + u64::from(len);
-    memory.get_mut(at as usize..end as usize).ok_or_else(|| outside(at, len))
+    memory.get_mut(at as usize..to_usize(end)).ok_or_else(|| outside(at, len))
 }
 
 /// The error for a range outside of the linear memory.

@@ -52,7 +52,7 @@ impl Ticker {
         let ticks = deadline.as_nanos().div_ceil(tick.as_nanos()) + 1;
         // The length of a tick is rounded down, which adds one more.
         debug_assert!(ticks <= u128::from(PARTS) + 2, "{deadline:?} is {ticks} ticks of {tick:?}");
-        Ok(Ticker { shared, thread: Some(thread), deadline_ticks: ticks as u64 })
+        Ok(Ticker { shared, thread: Some(thread), deadline_ticks: u64::try_from(ticks).unwrap_or(u64::MAX) })
     }
 
     /// Number of ticks of a call.

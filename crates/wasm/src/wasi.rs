@@ -77,7 +77,9 @@ fn absent(name: &str) -> Option<i32> {
 }
 
 fn put<const N: usize>(caller: &mut Caller<'_, HostState>, at: u32, bytes: [u8; N]) -> Result<()> {
-    range(memory(caller)?.0, at, N as u32)?.copy_from_slice(&bytes);
+    #[expect(clippy::cast_possible_truncation, reason = "the bytes of a number or two")]
+    let len = N as u32;
+    range(memory(caller)?.0, at, len)?.copy_from_slice(&bytes);
     Ok(())
 }
 
@@ -88,10 +90,14 @@ fn put_sizes(
     (count, bytes): (u32, u32),
 ) -> Result<i32> {
     let len: usize = words.iter().map(Vec::len).sum();
-    // The variables of a process are limited to less than 2^32 bytes.
-    put(&mut caller, count, (words.len() as u32).to_le_bytes())?;
-    put(&mut caller, bytes, (len as u32).to_le_bytes())?;
+    put(&mut caller, count, size(words.len()).to_le_bytes())?;
+    put(&mut caller, bytes, size(len).to_le_bytes())?;
     Ok(errno::SUCCESS)
+}
+
+/// A size as a module has it. The variables of a process are limited to less than 4 GiB.
+fn size(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
 }
 
 /// Writes words one after the other, and a list of their addresses.
@@ -103,8 +109,9 @@ fn put_words(
     let (mut pointer, mut at) = (pointers, text);
     for word in words {
         put(&mut caller, pointer, at.to_le_bytes())?;
-        range(memory(&mut caller)?.0, at, word.len() as u32)?.copy_from_slice(word);
-        (pointer, at) = (pointer.wrapping_add(4), at.wrapping_add(word.len() as u32));
+        let len = size(word.len());
+        range(memory(&mut caller)?.0, at, len)?.copy_from_slice(word);
+        (pointer, at) = (pointer.wrapping_add(4), at.wrapping_add(len));
     }
     Ok(errno::SUCCESS)
 }
@@ -114,7 +121,8 @@ fn clock(id: u32) -> Option<ClockId> {
 }
 
 fn nanoseconds(time: Timespec) -> [u8; 8] {
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).to_le_bytes()
+    let seconds = time.tv_sec.max(0).cast_unsigned();
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned()).to_le_bytes()
 }
 
 fn clock_time(mut caller: Caller<'_, HostState>, id: u32, _precision: u64, time: u32) -> Result<i32> {

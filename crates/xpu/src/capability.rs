@@ -25,7 +25,7 @@ impl GlobalId {
 
     /// Decodes a number from another process. The object need not exist.
     pub fn from_bits(bits: u64) -> GlobalId {
-        GlobalId { pu: (bits >> 32) as u32, local: bits as u32 }
+        GlobalId { pu: (bits >> 32) as u32, local: (bits & 0xffff_ffff) as u32 }
     }
 }
 

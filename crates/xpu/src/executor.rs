@@ -36,7 +36,7 @@ pub use engine::{BufferName, Execute, InputSource, MAX_PLACES, OutputSink};
 pub use served_executor::ServedExecutor;
 
 use sublet_fabric::SharedBytes;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use crate::capability::{FifoRights, GlobalId};
 use crate::fifo::{FifoShape, Reader, Unread, Writer};
@@ -262,7 +262,9 @@ impl Executor {
         }
         let parts = self.calls.shape().parts((input.len() + function.len() + FRAME_BYTES) as u64);
         self.check_space(parts)?;
-        let length = (function.len() as u32).to_le_bytes();
+        #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_NAME_BYTES` at most")]
+        let name_bytes = function.len() as u32;
+        let length = name_bytes.to_le_bytes();
         let message =
             self.message.join_shared([input, function.as_bytes().into(), SharedBytes::from(&length)]);
         if let Err(error) = self.calls.write(message, deadline) {
@@ -419,6 +421,7 @@ fn shape(max_bytes: u64) -> Result<FifoShape, Error> {
     let message = max_bytes + (MAX_NAME_BYTES + FRAME_BYTES) as u64;
     let slots = u64::from(LINES - LINES / 4);
     let page = u64::from(FifoShape::default().slot_bytes);
+    #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_BYTES` and a name at most")]
     let slot_bytes = message.div_ceil(slots).next_multiple_of(page) as u32;
     FifoShape { lines: LINES, slot_bytes }.check()
 }
@@ -447,7 +450,7 @@ fn check_space(len: usize, capacity: usize) -> Result<usize, Error> {
 
 impl AlignedBytes {
     fn for_messages(shape: FifoShape) -> AlignedBytes {
-        AlignedBytes::new(shape.max_message_bytes() as usize)
+        AlignedBytes::new(to_usize(shape.max_message_bytes()))
     }
 
     fn new(len: usize) -> AlignedBytes {
@@ -461,7 +464,7 @@ impl AlignedBytes {
     }
 
     fn first(&self, len: u64) -> &[u8] {
-        &self.bytes[self.at..][..len as usize]
+        &self.bytes[self.at..][..to_usize(len)]
     }
 
     /// Joins the parts, which fit in the buffer.

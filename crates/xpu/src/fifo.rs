@@ -70,7 +70,9 @@ pub struct FifoShape {
 
 impl Default for FifoShape {
     fn default() -> FifoShape {
-        FifoShape { lines: 16, slot_bytes: PAGE_BYTES as u32 }
+        #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+        let slot_bytes = PAGE_BYTES as u32;
+        FifoShape { lines: 16, slot_bytes }
     }
 }
 

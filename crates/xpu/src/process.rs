@@ -82,7 +82,7 @@ impl Process {
     /// The rights of this process to a FIFO.
     pub fn rights(&self, object: GlobalId) -> Result<FifoRights, Error> {
         let rights = self.shared.call(Operation::Rights, [object.to_bits(), 0, 0], &[])?;
-        FifoRights::from_bits(rights as u32)
+        FifoRights::from_bits(narrow(rights)?)
     }
 
     /// Makes a FIFO that this process reads and owns (`xfifo_init`). Its name is valid in the whole computer, among the
@@ -166,7 +166,7 @@ impl Process {
     /// # Errors
     /// `invalid_argument` beyond the last.
     pub fn unit(&self, number: u32) -> Result<u32, Error> {
-        self.shared.call(Operation::Unit, [number.into(), 0, 0], &[]).map(|unit| unit as u32)
+        self.shared.call(Operation::Unit, [number.into(), 0, 0], &[]).and_then(narrow)
     }
 
     /// The device of this name, such as `opencl0`, of the node of a processor ([`Process::unit`]): a unit where
@@ -177,7 +177,7 @@ impl Process {
     pub fn device(&self, processor: u32, name: &str) -> Result<u32, Error> {
         check_name(name)?;
         let found = self.shared.call(Operation::Device, [processor.into(), 0, 0], name.as_bytes());
-        found.map(|unit| unit as u32)
+        found.and_then(narrow)
     }
 
     /// A unit of this kind, such as `dpu` or `opencl`: a processor or a device of this process's own node if there is
@@ -187,7 +187,7 @@ impl Process {
     /// `agent_unreachable` if there is none; `invalid_argument` for an unknown kind.
     pub fn find(&self, kind: &str) -> Result<u32, Error> {
         check_name(kind)?;
-        self.shared.call(Operation::Find, [0; 3], kind.as_bytes()).map(|unit| unit as u32)
+        self.shared.call(Operation::Find, [0; 3], kind.as_bytes()).and_then(narrow)
     }
 
     fn retry<T>(
@@ -236,5 +236,24 @@ impl Process {
 
     fn descriptor(&self, number: u32) -> Arc<ObjectDescriptor> {
         Arc::new(ObjectDescriptor::new(&self.shared, number))
+    }
+}
+
+/// A number of 32 bits that the shim answered.
+fn narrow(answer: u64) -> Result<u32, Error> {
+    let wide =
+        |_| Error::new(Code::Protocol, format!("the shim answered {answer}: its numbers have 32 bits"));
+    u32::try_from(answer).map_err(wide)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_answers_beyond_32_bits() {
+        assert_eq!(narrow(u64::from(u32::MAX)).unwrap(), u32::MAX);
+        let error = narrow(1 << 32 | 7).unwrap_err();
+        assert_eq!((error.code, error.message.contains("4294967303")), (Code::Protocol, true), "{error}");
     }
 }

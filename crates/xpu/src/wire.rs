@@ -186,9 +186,9 @@ impl CallRequest {
     #[inline]
     pub fn decode((immediate, [head, first, second, third]): (u32, [u64; 4])) -> CallRequest {
         CallRequest {
-            operation: immediate as u16,
+            operation: (immediate & 0xffff) as u16,
             record: (immediate >> 16) as u16,
-            turn: Turn::from_bits(head as u32),
+            turn: Turn::from_bits((head & 0xffff_ffff) as u32),
             len_bytes: (head >> 32) as u32,
             words: [first, second, third],
         }
@@ -203,7 +203,7 @@ impl DescriptorState {
     /// Number of packets that the shim has sent about it.
     #[inline]
     pub fn packets(self) -> u32 {
-        self.0 as u32
+        (self.0 & 0xffff_ffff) as u32
     }
 
     /// Reason why it is over, if it is.

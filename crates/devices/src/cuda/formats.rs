@@ -3,6 +3,8 @@
 //! The driver receives only the address of a cubin or fatbin, and trusts the sizes in it. They are checked here, so
 //! that the driver does not read past the end of an untrusted program.
 
+use sublet_proto::to_usize;
+
 /// Format of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -26,7 +28,7 @@ const NO_BITS: u32 = 8;
 
 /// Format of these bytes, or the part of them that is incomplete.
 pub(crate) fn check(bytes: &[u8]) -> Result<Format, String> {
-    match number::<4>(bytes, 0).map(|magic| magic as u32) {
+    match number::<4>(bytes, 0).and_then(|magic| u32::try_from(magic).ok()) {
         Some(0x464C_457F) => check_cubin(bytes).map(|()| Format::Cubin),
         Some(FATBIN) => check_fatbin(bytes).map(|()| Format::Fatbin),
         Some(WRAPPER) => Err("it is a fatbin's wrapper, whose content lies elsewhere".into()),
@@ -57,14 +59,14 @@ pub(super) fn check_ptx(text: &str, kernels: &[String]) -> Result<(), String> {
 
 fn check_fatbin(bytes: &[u8]) -> Result<(), String> {
     let broken = |what: &str| format!("it is a fatbin whose {what} is broken");
-    let header = number::<2>(bytes, 6).ok_or_else(|| broken("header"))? as usize;
+    let header = to_usize(number::<2>(bytes, 6).ok_or_else(|| broken("header"))?);
     let content = number::<8>(bytes, 8).and_then(|len| usize::try_from(len).ok());
     let end = content.and_then(|len| header.checked_add(len)).filter(|end| *end <= bytes.len());
     let end = end.filter(|_| header >= FATBIN_HEADER_BYTES).ok_or_else(|| broken("size"))?;
     let mut at = header;
     while at < end {
         let entry = || -> Option<usize> {
-            let header = number::<4>(bytes, at + 4)? as usize;
+            let header = to_usize(number::<4>(bytes, at + 4)?);
             let payload = usize::try_from(number::<8>(bytes, at + 8)?).ok()?;
             let next = at.checked_add(header)?.checked_add(payload)?;
             (header >= ENTRY_HEADER_BYTES && next <= end).then_some(next)
@@ -102,7 +104,7 @@ fn check_table(
     extent: impl Fn(&[u8]) -> Option<(u64, u64)>,
 ) -> Option<()> {
     let offset = usize::try_from(number::<8>(bytes, offset_at)?).ok()?;
-    let (size, count) = (number::<2>(bytes, size_at)? as usize, number::<2>(bytes, size_at + 2)? as usize);
+    let (size, count) = (to_usize(number::<2>(bytes, size_at)?), to_usize(number::<2>(bytes, size_at + 2)?));
     if count == 0 {
         return Some(());
     }

@@ -9,6 +9,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
+use sublet_proto::to_usize;
+
 use super::ffi::{self, Address, Handle, Table};
 use crate::{
     DeviceError, Driver, DriverKind, KernelArguments, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes,
@@ -56,7 +58,7 @@ pub fn discover() -> Result<Vec<CudaDeviceInfo>, DeviceError> {
         let reason = "NVIDIA's driver has no GPU".into();
         return Err(DeviceError::Unusable { kind: DriverKind::Cuda, reason });
     }
-    (0..count).map(|number| device_info(table, number, version as u32)).collect()
+    (0..count).map(|number| device_info(table, number, version.max(0).cast_unsigned())).collect()
 }
 
 /// The GPU that executes a node's packages: the first.
@@ -69,10 +71,12 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Cuda
     let (mut device, mut memory_bytes, mut name) = (0, 0usize, [0 as c_char; NAME_BYTES]);
     // SAFETY: the result is a writable number.
     table.check("opening a GPU", unsafe { (table.device)(&mut device, number) })?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a small constant")]
+    let name_bytes = NAME_BYTES as c_int;
     // SAFETY: the name has the passed number of bytes, and the other result is a writable number.
     let codes = unsafe {
         [
-            (table.device_name)(name.as_mut_ptr(), NAME_BYTES as c_int, device),
+            (table.device_name)(name.as_mut_ptr(), name_bytes, device),
             (table.device_memory)(&mut memory_bytes, device),
         ]
     };
@@ -81,11 +85,11 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Cuda
         let mut value = 0;
         // SAFETY: the result is a writable number.
         let code = unsafe { (table.device_attribute)(&mut value, which, device) };
-        table.check("asking a GPU", code).map(|()| value as u32)
+        table.check("asking a GPU", code).map(|()| value.max(0).cast_unsigned())
     };
     Ok(CudaDeviceInfo {
-        name: bytes::told(&name.map(|byte| byte as u8), NAME_BYTES),
-        number: number as u32,
+        name: bytes::told(&name.map(|byte| byte.to_ne_bytes()[0]), NAME_BYTES),
+        number: number.cast_unsigned(),
         capability: (attribute(ffi::CAPABILITY_MAJOR)?, attribute(ffi::CAPABILITY_MINOR)?),
         driver_version,
         compute_units: attribute(ffi::MULTIPROCESSORS)?,
@@ -109,7 +113,7 @@ impl CudaContext {
     pub fn new(info: &CudaDeviceInfo) -> Result<Arc<CudaContext>, DeviceError> {
         let (table, mut handle, mut device) = (ffi::table()?, null_mut(), 0);
         // SAFETY: the result is a writable number.
-        table.check("opening a GPU", unsafe { (table.device)(&mut device, info.number as c_int) })?;
+        table.check("opening a GPU", unsafe { (table.device)(&mut device, info.number.cast_signed()) })?;
         // SAFETY: the result is a writable handle.
         table.check("making a context", unsafe { (table.create_context)(&mut handle, 0, device) })?;
         Ok(Arc::new(CudaContext { table, handle }))
@@ -240,7 +244,7 @@ impl CudaMemory {
     pub fn new(context: &Arc<CudaContext>, len_bytes: u64) -> Result<CudaMemory, DeviceError> {
         let (table, mut address) = (context.enter()?, 0);
         // SAFETY: the result is a writable address.
-        let code = unsafe { (table.allocate)(&mut address, len_bytes as usize) };
+        let code = unsafe { (table.allocate)(&mut address, to_usize(len_bytes)) };
         table.check("taking device memory", code)?;
         Ok(CudaMemory { address, len_bytes, context: Arc::clone(context) })
     }
@@ -336,7 +340,7 @@ impl CudaStream {
         let table = self.context.enter()?;
         // SAFETY: the piece has at least that many bytes, in whole words, since the sizes of pieces and of the written
         // word are.
-        let code = unsafe { (table.fill)(memory.address, 0, len_bytes as usize / 4, self.handle) };
+        let code = unsafe { (table.fill)(memory.address, 0, to_usize(len_bytes) / 4, self.handle) };
         table.check("wiping memory", code)
     }
 

@@ -146,12 +146,12 @@ fn device_info(table: &Table, device: OpenClDevice, platform: String) -> OpenClD
             bits if bits & ffi::TYPE_GPU != 0 => DeviceKind::Graphics,
             _ => DeviceKind::Accelerator,
         },
-        compute_units: word(ffi::DEVICE_COMPUTE_UNITS) as u32,
+        compute_units: u32::try_from(word(ffi::DEVICE_COMPUTE_UNITS)).unwrap_or(u32::MAX),
         memory_bytes: word(ffi::DEVICE_MEMORY),
         most_bytes: word(ffi::DEVICE_MAX_ALLOCATION),
         most_group_items: word(ffi::DEVICE_WORK_GROUP),
         has_compiler: word(ffi::DEVICE_COMPILER) != 0 && word(ffi::DEVICE_LINKER) != 0,
-        most_parts: word(ffi::DEVICE_MOST_SUB_DEVICES) as u32,
+        most_parts: u32::try_from(word(ffi::DEVICE_MOST_SUB_DEVICES)).unwrap_or(u32::MAX),
         shares_memory: word(ffi::DEVICE_SHARED_MEMORY) & ffi::SHARED_FINE != 0 && ffi::shared().is_some(),
         unusable,
         device,
@@ -162,7 +162,7 @@ fn device_info(table: &Table, device: OpenClDevice, platform: String) -> OpenClD
 pub(super) fn cut(info: &OpenClDeviceInfo, counts: &[u32]) -> Result<Vec<OpenClDevice>, DeviceError> {
     let table = ffi::table()?;
     let mut properties = vec![ffi::PARTITION_BY_COUNTS];
-    properties.extend(counts.iter().map(|count| *count as isize));
+    properties.extend(counts.iter().map(|count| (*count as usize).cast_signed()));
     properties.extend([0, 0]);
     let mut parts = vec![null_mut(); counts.len()];
     let mut made = 0;
@@ -172,7 +172,7 @@ pub(super) fn cut(info: &OpenClDeviceInfo, counts: &[u32]) -> Result<Vec<OpenClD
         (table.sub_devices)(
             info.device.0,
             properties.as_ptr(),
-            counts.len() as c_uint,
+            ffi::count(counts),
             parts.as_mut_ptr(),
             &mut made,
         )

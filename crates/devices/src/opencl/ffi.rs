@@ -186,6 +186,12 @@ pub fn answer(
     Ok(bytes)
 }
 
+/// Number of entries of an array of devices or programs.
+#[expect(clippy::cast_possible_truncation, reason = "both are few: of one machine, and of one package")]
+pub fn count<T>(array: &[T]) -> c_uint {
+    array.len() as c_uint
+}
+
 /// A number of 4 or 8 bytes in an answer.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))

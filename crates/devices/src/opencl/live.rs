@@ -10,6 +10,8 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
+use sublet_proto::to_usize;
+
 use super::discover::{NO_PROPERTIES, OpenClDevice};
 use super::ffi::{self, Handle, Shared, Table, answer, check};
 use crate::{DeviceError, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes, waiting};
@@ -69,7 +71,7 @@ impl OpenClContext {
         let handle = unsafe {
             (table.create_context)(
                 NO_PROPERTIES,
-                handles.len() as c_uint,
+                ffi::count(&handles),
                 handles.as_ptr(),
                 null(),
                 null_mut(),
@@ -166,7 +168,7 @@ impl CommandQueue {
             MemoryLocation::Shared(at) => {
                 // SAFETY: the piece has at least that many bytes, and no queue contains work that uses it: see
                 // `Driver`.
-                unsafe { at.write_bytes(0, len_bytes as usize) };
+                unsafe { at.write_bytes(0, to_usize(len_bytes)) };
                 return Ok(());
             }
         };
@@ -181,7 +183,7 @@ impl CommandQueue {
                 (&raw const pattern).cast(),
                 size_of::<u32>(),
                 0,
-                len_bytes as usize,
+                to_usize(len_bytes),
                 0,
                 null(),
                 null_mut(),
@@ -204,7 +206,7 @@ impl CommandQueue {
         patience: Patience,
     ) -> Result<LaunchProgress, DeviceError> {
         let table = self.context.table;
-        let (items, group, mut event) = (items as usize, group.map(|group| group as usize), null_mut());
+        let (items, group, mut event) = (to_usize(items), group.map(|group| group as usize), null_mut());
         let group = group.as_ref().map_or(null(), |group| group as *const usize);
         let wanted = if patience == Patience::Forever { null_mut() } else { &raw mut event };
         // SAFETY: one dimension, whose two sizes exist during the call; the kernel's arguments are set.
@@ -273,7 +275,7 @@ impl OpenClMemory {
     }
 
     fn take(context: &OpenClContext, len_bytes: u64) -> Result<MemoryLocation, DeviceError> {
-        let (table, mut code, len) = (context.table, 0, len_bytes as usize);
+        let (table, mut code, len) = (context.table, 0, to_usize(len_bytes));
         // SAFETY: no memory of the host is involved.
         let handle = unsafe {
             let flags = ffi::MEMORY_READ_WRITE;
@@ -290,7 +292,7 @@ impl OpenClMemory {
     ) -> Result<MemoryLocation, DeviceError> {
         let flags = ffi::MEMORY_READ_WRITE | ffi::MEMORY_SHARED_FINE;
         // SAFETY: the context's devices support this; the alignment is that of the largest type.
-        let at = unsafe { (shared.allocate)(context.context.handle, flags, len_bytes as usize, 0) };
+        let at = unsafe { (shared.allocate)(context.context.handle, flags, to_usize(len_bytes), 0) };
         let none =
             DeviceError::Driver { operation: "taking shared memory", reason: "there is no more".into() };
         NonNull::new(at.cast()).map(MemoryLocation::Shared).ok_or(none)
@@ -337,7 +339,7 @@ impl OpenClModule {
         let handle = unsafe {
             (table.program_of_binary)(
                 context.context.handle,
-                count as c_uint,
+                ffi::count(&handles),
                 handles.as_ptr(),
                 lens.as_ptr(),
                 binaries.as_ptr(),
@@ -357,7 +359,7 @@ impl OpenClModule {
         let code = unsafe {
             (table.compile)(
                 self.program.handle,
-                handles.len() as c_uint,
+                ffi::count(&handles),
                 handles.as_ptr(),
                 options.as_ptr(),
                 0,
@@ -381,10 +383,10 @@ impl OpenClModule {
         let handle = unsafe {
             (table.link)(
                 context.context.handle,
-                handles.len() as c_uint,
+                ffi::count(&handles),
                 handles.as_ptr(),
                 c"".as_ptr(),
-                programs.len() as c_uint,
+                ffi::count(&programs),
                 programs.as_ptr(),
                 null(),
                 null_mut(),
@@ -408,7 +410,7 @@ impl OpenClModule {
         let code = unsafe {
             (table.build)(
                 self.program.handle,
-                handles.len() as c_uint,
+                ffi::count(&handles),
                 handles.as_ptr(),
                 c"".as_ptr(),
                 null(),
@@ -427,7 +429,7 @@ impl OpenClModule {
         let sizes = answer(operation, |len, to, out| unsafe {
             (table.program_info)(program, ffi::PROGRAM_BINARY_SIZES, len, to, out)
         })?;
-        let size = |size: &[u8]| ffi::number(size) as usize;
+        let size = |size: &[u8]| to_usize(ffi::number(size));
         let mut binaries: Vec<Vec<u8>> =
             sizes.chunks_exact(size_of::<usize>()).map(|bytes| vec![0; size(bytes)]).collect();
         let mut pointers: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();

@@ -14,7 +14,7 @@ impl BufferName {
 
     /// All buffers, in the order of their numbers.
     pub(super) fn all() -> impl Iterator<Item = BufferName> {
-        (0..BufferName::COUNT as u8).map(BufferName)
+        (0..).take(BufferName::COUNT).map(BufferName)
     }
 
     /// The number as an index.

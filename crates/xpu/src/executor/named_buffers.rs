@@ -213,7 +213,12 @@ fn copy(from: InputSource<&[u8]>, to: OutputSink<&mut [u8]>) -> Result<u32, Erro
     match (from, to) {
         (InputSource::Given(from), OutputSink::Given(to)) if from.len() <= to.len() => {
             to[..from.len()].copy_from_slice(from);
-            Ok(from.len() as u32)
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "an executor's buffers have `MAX_BYTES` at most"
+            )]
+            let len = from.len() as u32;
+            Ok(len)
         }
         (from, _) => Err(Error::new(Code::Internal, format!("{from:?} was to be copied"))),
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use super::engine::{Execute, InputSource, OutputSink};
 use super::named_buffers::NamedBuffers;
@@ -57,7 +57,7 @@ impl ServedExecutor {
         };
         answers.write(said, deadline)?;
         let (output, begun) = (AlignedBytes::for_messages(shape), Instant::now());
-        let (calls, places) = (made?, NamedBuffers::new(max_bytes as usize));
+        let (calls, places) = (made?, NamedBuffers::new(to_usize(max_bytes)));
         Ok(ServedExecutor { calls, answers, message, output, places, max_bytes, begun, had_caller: false })
     }
 
@@ -66,7 +66,7 @@ impl ServedExecutor {
     /// # Errors
     /// The error that ends the connection.
     pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
-        let (code, room) = (Code::Protocol, self.max_bytes as usize);
+        let (code, room) = (Code::Protocol, to_usize(self.max_bytes));
         while let Some(len) = self.next_call()? {
             let called = parts(self.message.first(len));
             let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
@@ -119,5 +119,5 @@ pub(super) fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
 
 /// The text, truncated to `max_bytes`.
 fn clipped(text: &str, max_bytes: u64) -> &[u8] {
-    &text.as_bytes()[..text.len().min(max_bytes as usize)]
+    &text.as_bytes()[..text.len().min(to_usize(max_bytes))]
 }

@@ -13,7 +13,7 @@ use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, to_usize};
 
 use super::{FifoEnd, FifoShape, INLINE_BYTES, LOOKS, LinePart, MessagePartKind, PIECE_BYTES, from_words};
 use crate::capability::GlobalId;
@@ -129,7 +129,7 @@ impl Reader {
             if len_bytes > into.len() as u64 {
                 return Err(Unread::TooLong(len_bytes));
             }
-            let (message, _) = into.split_at(len_bytes as usize);
+            let (message, _) = into.split_at(to_usize(len_bytes));
             if let Err(error) = ring.take(self.shape, message) {
                 return Err(self.drop_ring(index, error).into());
             }

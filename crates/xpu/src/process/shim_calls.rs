@@ -140,14 +140,10 @@ impl ProcessState {
         let turn = Turn::of_use(u64::from(uses.fetch_add(1, Ordering::Relaxed)));
         let page_is_short = || Error::new(Code::Internal, "the shim's page is smaller than its layout");
         self.page.write(wire::payload(record), payload).ok_or_else(page_is_short)?;
-        let request = CallRequest {
-            operation: operation as u16,
-            record: record as u16,
-            turn,
-            len_bytes: payload.len() as u32,
-            words,
-        };
-        let by = Occupant { record: record as u16, turn };
+        #[expect(clippy::cast_possible_truncation, reason = "below `RECORDS`, and within a page")]
+        let (record, len_bytes) = (record as u16, payload.len() as u32);
+        let request = CallRequest { operation: operation as u16, record, turn, len_bytes, words };
+        let by = Occupant { record, turn };
         // There are as many lines as records, and each line's last occupant has its answer when its record is free.
         let position = loop {
             match self.ring.claim(by, |_, last| self.is_answered(u32::from(last.record), last.turn)) {
@@ -162,7 +158,7 @@ impl ProcessState {
             self.bell.ring();
         }
         self.ring.sent(position, by);
-        self.await_answer(record, turn)
+        self.await_answer(record.into(), turn)
     }
 
     fn is_answered(&self, record: u32, turn: Turn) -> bool {
