@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use sublet_proto::to_usize;
 use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::component::LentPiece;
@@ -87,7 +88,7 @@ impl OwnedBuffer {
     }
 
     fn __len__(&self) -> usize {
-        self.len_bytes as usize
+        to_usize(self.len_bytes)
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet::{Code, Error, MemoryPlan};
+use sublet_proto::to_usize;
 use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::buffer::{BufferOwner, OwnedBuffer};
@@ -259,7 +260,7 @@ impl PyMemory {
         // Starts at the end: if the component cannot grow that far, nothing is written.
         let mut end = view.len_bytes();
         while end > 0 {
-            bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
+            bytes.resize(to_usize((end - 1) % COPY_BYTES + 1), 0);
             end -= bytes.len() as u64;
             debug_assert!(end.is_multiple_of(COPY_BYTES), "the rest before {} bytes is {end}", bytes.len());
             view.copy_to(end, &mut bytes);

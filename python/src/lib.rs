@@ -5,6 +5,11 @@
 //! ([`sublet::frames`]). The Python package defines how Python calls use these: see `sublet/_lease.py`.
 
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 mod application;
 mod buffer;

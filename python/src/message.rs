@@ -10,6 +10,7 @@ use sublet::frames::{
     self, FREES, Head, IN_USE, Piece, PieceLocation, ReceivedPiece, SharedAddress, SharedBytes, Source,
 };
 use sublet::{Code, Error};
+use sublet_proto::to_usize;
 use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::buffer::{BufferOwner, OwnedBuffer};
@@ -74,7 +75,7 @@ impl OpenedReply {
                 paper.len()
             );
             // SAFETY: nothing beyond the paper is asked for: `read` knows its length, and has checked the offsets of pieces.
-            unsafe { SharedBytes::new(at.add(from as usize), into.len()) }.copy_to(into);
+            unsafe { SharedBytes::new(at.add(to_usize(from)), into.len()) }.copy_to(into);
         };
         let (head, mut places) = frames::read(len_bytes.min(paper.len()) as u64, copy)?;
         let mut freed = Vec::new();
@@ -174,7 +175,7 @@ impl WrittenRequest {
                     unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
                     Ok(())
                 };
-                let len = place.len_bytes as usize;
+                let len = to_usize(place.len_bytes);
                 if is_pickle || place.read_only {
                     parts.append(PyBytes::new_with(py, len, copy)?)?;
                 } else {
@@ -197,7 +198,7 @@ impl WrittenRequest {
         let SharedAddress { number, offset } = match place.at {
             PieceLocation::Message(offset) => {
                 // SAFETY: `read` has found that it is in the message.
-                let at = unsafe { message.add(offset as usize) };
+                let at = unsafe { message.add(to_usize(offset)) };
                 return Ok((at, BufferOwner::Message(paper.clone())));
             }
             PieceLocation::Shared(shared) => shared,
@@ -216,10 +217,10 @@ impl WrittenRequest {
             PartPlace::Message(offset) => {
                 let message = self.paper.start();
                 // SAFETY: where `write` has put the part.
-                (unsafe { message.add(*offset as usize) }, BufferOwner::Message(self.paper.clone()))
+                (unsafe { message.add(to_usize(*offset)) }, BufferOwner::Message(self.paper.clone()))
             }
         };
         // SAFETY: it is within the part, as was just found.
-        Ok((unsafe { begin.add(offset as usize) }, owner))
+        Ok((unsafe { begin.add(to_usize(offset)) }, owner))
     }
 }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sublet::{Buffer, Error, RegisteredMemory};
+use sublet_proto::to_usize;
 
 use crate::fork_cell::ForkCell;
 
@@ -66,7 +67,7 @@ impl MemoryPool {
                 let most = u64::from(u32::MAX);
                 let whole =
                     wanted.checked_next_power_of_two().filter(|&bytes| bytes <= most).unwrap_or(wanted);
-                ForkCell::new(self.memory.buffer::<u8>(whole as usize)?)
+                ForkCell::new(self.memory.buffer::<u8>(to_usize(whole))?)
             }
         };
         Ok(Arc::new(MessageMemory { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))

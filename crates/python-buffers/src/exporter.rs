@@ -122,8 +122,10 @@ fn make_type(py: Python<'_>) -> PyResult<Py<PyType>> {
     // The interpreter keeps the slots of the buffer protocol by value, but some versions keep the specification's name.
     let mut spec = ffi::PyType_Spec {
         name: NAME.as_ptr().cast::<c_char>(),
+        #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a few words")]
         basicsize: size_of::<ExporterObject>() as c_int,
         itemsize: 0,
+        #[expect(clippy::cast_possible_truncation, reason = "a specification has 32 bits for flags")]
         flags: ffi::Py_TPFLAGS_DEFAULT as c_uint,
         slots: slots.as_ptr().cast_mut(),
     };

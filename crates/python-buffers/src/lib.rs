@@ -8,6 +8,11 @@
 //! copies into the memory and out of it.
 
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 use std::ptr::{self, NonNull};
 
@@ -69,7 +74,11 @@ impl BufferView {
 
     /// Length of the memory, in bytes.
     pub fn len_bytes(&self) -> u64 {
-        self.raw.len.max(0) as u64
+        self.len() as u64
+    }
+
+    fn len(&self) -> usize {
+        self.raw.len.max(0).cast_unsigned()
     }
 
     /// Copies bytes from `offset` on, up to the end of the memory. The bytes have any value if others write them
@@ -90,10 +99,6 @@ impl BufferView {
         unsafe { self.pointer().add(at).copy_from_nonoverlapping(NonNull::from(from).cast(), len) };
     }
 
-    fn len(&self) -> usize {
-        usize::try_from(self.raw.len).unwrap_or(0)
-    }
-
     /// Whether the memory must not be written.
     pub fn is_read_only(&self) -> bool {
         self.raw.readonly != 0
@@ -106,7 +111,7 @@ const fn part(len: usize, offset: u64, wanted: usize) -> (usize, usize) {
     if offset >= len as u64 {
         return (len, 0);
     }
-    // It is less than the length.
+    #[expect(clippy::cast_possible_truncation, reason = "it is less than the length, which is a `usize`")]
     let at = offset as usize;
     (at, if wanted < len - at { wanted } else { len - at })
 }

@@ -138,6 +138,6 @@ pub(crate) fn process() -> u64 {
     static BEGUN: OnceLock<u64> = OnceLock::new();
     *BEGUN.get_or_init(|| {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        since.map_or(1, |time| time.as_nanos() as u64).max(1)
+        since.map_or(1, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).max(1)
     })
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 use sublet_python_buffers::{BufferUse, BufferView};
 use sublet_runtime::worker::channel::Channel;
 use sublet_runtime::worker::worker_run::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
@@ -118,7 +118,7 @@ pub(crate) fn send(
     timeout: Option<f64>,
 ) -> PyResult<()> {
     let view = BufferView::of(data, BufferUse::Reading)?;
-    let mut message = vec![0; view.len_bytes() as usize];
+    let mut message = vec![0; to_usize(view.len_bytes())];
     view.copy_to(0, &mut message);
     let sent = py.detach(|| {
         let run = present()?;
@@ -134,7 +134,7 @@ pub(crate) fn receive<'py>(
     component: &str,
     timeout: Option<f64>,
 ) -> PyResult<(Bound<'py, PyBytes>, u32)> {
-    let mut output_space = vec![0; MAX_MESSAGE_BYTES as usize];
+    let mut output_space = vec![0; to_usize(MAX_MESSAGE_BYTES)];
     let received = py.detach(|| {
         let run = present()?;
         match run.receive(run.instance(WORKER), component, (&mut output_space).into(), deadline(timeout)?) {

@@ -7,6 +7,11 @@
 //! It is loaded before the C library, too (`LD_PRELOAD`), for copies that swap what they allocate.
 
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 mod call_memory;
 mod component;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
-use sublet_proto::Code;
+use sublet_proto::{Code, to_usize};
 use sublet_python_buffers::{BufferUse, BufferView, memoryview};
 use sublet_runtime::frames::{
     self, FETCH, Head, Piece, PieceLocation, ReceivedPiece, SHARES_MEMORY, SharedAddress, Source,
@@ -43,7 +43,12 @@ struct PieceStretch {
 impl ObjectRequest {
     /// Reads a request.
     pub(crate) fn of(input: &CallInput<'_>) -> Result<ObjectRequest, Code> {
-        let read = frames::read(u64::from(input.len()), |at, into| input.copy_from(at as u32, into));
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "`read` stays within the input's length, of 32 bits"
+        )]
+        let copy = |at: u64, into: &mut [u8]| input.copy_from(at as u32, into);
+        let read = frames::read(u64::from(input.len()), copy);
         let (Head { operation, token }, places) = read.map_err(|error| error.code)?;
         let pieces = places.iter().map(|place| find(input, place)).collect::<Option<Vec<_>>>();
         let pieces = pieces.ok_or(Code::InvalidArgument)?;
@@ -102,7 +107,7 @@ impl PieceStretch {
             unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
             Ok(())
         };
-        let len = len_bytes as usize;
+        let len = to_usize(len_bytes);
         if number == 0 {
             return PyBytes::new_with(py, len, copy).map(Bound::into_any);
         }
@@ -114,7 +119,7 @@ fn find(input: &CallInput<'_>, place: &ReceivedPiece) -> Option<PieceStretch> {
     let ReceivedPiece { at, len_bytes, read_only } = *place;
     let (at, is_message) = match at {
         // SAFETY: `read` has found that all of it is in the message.
-        PieceLocation::Message(offset) => (unsafe { input.address().add(offset as usize) }, true),
+        PieceLocation::Message(offset) => (unsafe { input.address().add(to_usize(offset)) }, true),
         PieceLocation::Shared(shared) => (input.reach(shared, len_bytes)?, false),
     };
     Some(PieceStretch { at, len_bytes, read_only, is_message })
@@ -226,7 +231,7 @@ impl Draft {
     fn take_out(&mut self, py: Python<'_>, pieces: &[(usize, NonNull<u8>)]) -> PyResult<()> {
         for &(number, at) in pieces {
             let piece = &mut self.reply.pieces[number];
-            let copy = PyByteArray::new_with(py, piece.len_bytes as usize, |into| {
+            let copy = PyByteArray::new_with(py, to_usize(piece.len_bytes), |into| {
                 // SAFETY: the piece's bytes are of the call's memory, which is mapped for as long as the process lives.
                 unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
                 Ok(())

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use pyo3::prelude::*;
+use sublet_proto::to_usize;
 use sublet_python_buffers::BufferUse;
 use sublet_runtime::frames::ALIGNMENT;
 use sublet_runtime::worker::engine::CallOutput;
@@ -72,5 +73,5 @@ pub(crate) fn output_space(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound
     output_space.taken_from = from;
     ROOM.set(Some(output_space));
     // SAFETY: within the output, which stays mapped for as long as the process lives.
-    unsafe { lend(py, output_space.at.add(from as usize), nbytes, BufferUse::Writing) }
+    unsafe { lend(py, output_space.at.add(to_usize(from)), nbytes, BufferUse::Writing) }
 }

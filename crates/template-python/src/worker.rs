@@ -220,11 +220,9 @@ impl PythonCaller<'_> {
         let Some(report) = reported.ok().and_then(|report| report.extract::<Vec<u8>>().ok()) else {
             return 0;
         };
-        if report.len() > capacity as usize {
-            return 0;
-        }
+        let Some(len) = u32::try_from(report.len()).ok().filter(|len| *len <= capacity) else { return 0 };
         output.copy_from(&report);
-        report.len() as u32
+        len
     }
 
     /// Whatever a Python caller asks for.
@@ -300,7 +298,12 @@ impl PythonCaller<'_> {
         debug_assert!(len <= limit, "a reply of {len} bytes is written into {limit}");
         // SAFETY: the reply fits into the output, and the pieces are alive: they are the reply's, or lie in `freed`.
         unsafe { frames::write(reply.head, &reply.pieces, output.address()) };
-        len as u32
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most the limit, which the capacity bounds: 32 bits"
+        )]
+        let len = len as u32;
+        len
     }
 
     #[cold]

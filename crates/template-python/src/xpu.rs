@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 use sublet_python_buffers::{BufferUse, BufferView};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId, Process, SharedBytes, SharedBytesMut, Spawn, Unread};
 
@@ -247,7 +247,7 @@ impl TakenEnd<'_, sublet_xpu::Reader> {
     ) -> PyResult<Read> {
         let mut output_space = output_space.into();
         self.wait(py, until, |reader, tick| match reader.read(output_space.reborrow(), tick) {
-            Ok((len, writer)) => Ok(Read::Message { len_bytes: len as usize, writer }),
+            Ok((len, writer)) => Ok(Read::Message { len_bytes: to_usize(len), writer }),
             Err(Unread::TooLong(len)) => Ok(Read::TooLong(len)),
             Err(Unread::Error(error)) => Err(error),
         })
@@ -280,7 +280,7 @@ impl PyReader {
         };
         loop {
             let mut read = Read::TooLong(wanted);
-            let bytes = PyBytes::new_with(py, wanted as usize, |output_space| {
+            let bytes = PyBytes::new_with(py, to_usize(wanted), |output_space| {
                 read = taken.read(py, until, output_space)?;
                 Ok(())
             })?;
