@@ -331,7 +331,7 @@ impl Core {
             ended_unix_ms: lease.end.as_ref().map_or(0, |end| end.at_ms),
             shared: lease.amount.shared,
             pu: self.nodes.classes.pu(lease.class).to_owned(),
-            functions: lease.package.functions.len() as u32,
+            functions: u32::try_from(lease.package.functions.len()).unwrap_or(u32::MAX),
             idle_timeout_ms: lease.idle_timeout_ms,
             function_usage: lease.functions.clone(),
             end_code: lease.end.as_ref().and_then(|end| end.code).map_or(0, |code| code.number()),

@@ -43,7 +43,7 @@ impl CheckedGraph {
             digest: sublet_proto::package::digest(&document),
             size_bytes: document.len() as u64,
             deployed_unix_ms: 0,
-            components: graph.components.len() as u32,
+            components: u32::try_from(graph.components.len()).unwrap_or(u32::MAX),
             name: graph.name,
         };
         Ok(CheckedGraph { info, document: Arc::new(document) })

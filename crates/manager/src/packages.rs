@@ -332,7 +332,10 @@ impl StorePackages {
         let PackageRemoval { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
         self.forget(owner, name);
         digests.iter().for_each(|digest| self.forget(owner, digest));
-        Ok(RemovePackageReply { package: Some(info), versions: digests.len() as u32 })
+        Ok(RemovePackageReply {
+            package: Some(info),
+            versions: u32::try_from(digests.len()).unwrap_or(u32::MAX),
+        })
     }
 
     /// Removes the records of names that were removed before this time, and returns their number.

@@ -364,7 +364,7 @@ fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
         batch.remove(run_key(&info.tenant, &info.run));
     }
     store.commit(&batch)?;
-    Ok(runs.len() as u32)
+    Ok(u32::try_from(runs.len()).unwrap_or(u32::MAX))
 }
 
 /// Returns the bytes and the number of a tenant's runs.

@@ -1,5 +1,7 @@
 //! Chance from a seed: the same seed makes the same decisions.
 
+use sublet_proto::to_usize;
+
 /// SplitMix64 (Steele, Lea, Flood 2014): every state is a good one.
 #[derive(Clone, Debug)]
 pub(super) struct Chance(u64);
@@ -19,7 +21,7 @@ impl Chance {
 
     /// Less than `bound`; 0 if that is 0.
     pub(super) fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+        to_usize(((u128::from(self.next()) * bound as u128) >> 64) as u64)
     }
 
     /// Any number.

@@ -21,6 +21,8 @@ use super::weighing::{RequestWork, UnitOutcome, explain};
 
 /// Most kinds of nodes and devices, which are looked through for each request.
 pub const MAX_CLASSES: usize = 64;
+/// Most classes in all: those of these kinds, and of the devices and interpreters that nodes have beside them.
+pub(super) const MAX_ALL_CLASSES: usize = 1024;
 
 /// Nodes by the number of workers that they have free.
 #[derive(Debug, Default)]
@@ -189,7 +191,12 @@ impl Classes {
             self.known.len() - 1
         });
         debug_assert!(self.known.len() <= usize::from(u16::MAX), "{} classes", self.known.len());
-        ClassKey(at as u16)
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "`MAX_ALL_CLASSES`, and few kinds of restored leases"
+        )]
+        let key = at as u16;
+        ClassKey(key)
     }
 
     fn find(&self, pu: &str, architecture: &str) -> Option<usize> {
@@ -200,6 +207,12 @@ impl Classes {
     /// Whether a node's class is known, or may become so.
     pub(super) fn may_add(&self, pu: &str, architecture: &str) -> bool {
         self.known.len() < MAX_CLASSES || self.find(pu, architecture).is_some()
+    }
+
+    /// Whether the classes of a node's devices and interpreters are known, or may become so beside the node's own.
+    pub(super) fn may_add_all<'names>(&self, pu: &str, more: impl Iterator<Item = &'names str>) -> bool {
+        let added = more.filter(|architecture| self.find(pu, architecture).is_none()).count();
+        added == 0 || self.known.len() + added < MAX_ALL_CLASSES
     }
 
     /// Returns the choices for a package on processing units of this kind or, if it is empty, on all for which the
@@ -213,12 +226,13 @@ impl Classes {
         // A restored lease shows only the kind of processing unit; nothing is placed in such a class.
         let wanted = move |class: &NodeClass| !class.architecture.is_empty() && fits(class);
         let build_for = move |class: &NodeClass| {
-            package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
+            let mut builds = (0..).zip(&package.builds);
+            builds
+                .find(|(_, build)| runs_on(&build.architecture, &class.architecture))
+                .map(|(index, _)| index)
         };
-        let classes = self.known.iter().enumerate().filter(move |(_, class)| wanted(class));
-        classes.filter_map(move |(at, class)| {
-            Some(Choice { class: ClassKey(at as u16), build: build_for(class)? as u32 })
-        })
+        let classes = (0..).zip(&self.known).filter(move |(_, class)| wanted(class));
+        classes.filter_map(move |(at, class)| Some(Choice { class: ClassKey(at), build: build_for(class)? }))
     }
 
     /// Sorts the choices, the best first.
@@ -319,8 +333,8 @@ impl Classes {
     /// Panics unless every class has exactly its nodes, at the ranks of their free resources.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn assert_consistent(&self, members: impl Fn(ClassKey) -> Vec<ListedNode>) {
-        for (at, class) in self.known.iter().enumerate() {
-            let members = members(ClassKey(at as u16));
+        for (at, class) in (0..).zip(&self.known) {
+            let members = members(ClassKey(at));
             for shared in [false, true] {
                 let ranks = &class.ranks[usize::from(shared)];
                 let mut count = 0;

@@ -300,7 +300,9 @@ impl Core {
     /// Adds a lease, which holds its resources from now on.
     pub(super) fn begin(&mut self, mut lease: Lease) -> u32 {
         let node = lease.node;
-        lease.marks.node_slot = self.nodes.get(node).map_or(0, |node| node.leases.len() as u32);
+        #[expect(clippy::cast_possible_truncation, reason = "the keys of leases have 32 bits")]
+        let slot = self.nodes.get(node).map_or(0, |node| node.leases.len() as u32);
+        lease.marks.node_slot = slot;
         let key = self.leases.insert(lease);
         debug_assert!(self.nodes.get(node).is_some(), "lease {key} begins on {node:?}, which does not exist");
         if let Some(node) = self.nodes.get_mut(node) {

@@ -20,12 +20,12 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 impl Hasher for FoldHasher {
     fn write_u64(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word) * u128::from(FACTOR);
-        self.0 = (product >> 64) as u64 ^ product as u64;
+        self.0 = (product >> 64) as u64 ^ (product & 0xffff_ffff_ffff_ffff) as u64;
     }
 
     fn write_u128(&mut self, id: u128) {
         self.write_u64((id >> 64) as u64);
-        self.write_u64(id as u64);
+        self.write_u64((id & 0xffff_ffff_ffff_ffff) as u64);
     }
 
     fn write(&mut self, bytes: &[u8]) {

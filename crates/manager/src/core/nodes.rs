@@ -10,13 +10,13 @@ use sublet_proto::{Code, Error, version};
 
 #[cfg(any(test, debug_assertions))]
 use super::classes::ListedNode;
-use super::classes::{Classes, CountedResources, MAX_CLASSES};
+use super::classes::{Classes, CountedResources, MAX_ALL_CLASSES, MAX_CLASSES};
 use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
 use super::messages::ClientRequest;
 use super::pools::{self, Pools};
 use super::racks::{Free, GroupedNodes, RackPool, Racks, Spot};
 use super::resources::{LendingState, NodeCapacity, OfRack, Reach, memory_rank};
-use super::seats::{MAX_SEATS, Seat, Seats};
+use super::seats::{MAX_SEATS, Seat, Seats, devices_and_interpreters};
 
 /// Interval at which the shell sends [`CoreEvent::Tick`](super::CoreEvent::Tick), in milliseconds.
 pub const TICK_MS: u64 = 500;
@@ -25,8 +25,10 @@ pub const SILENCE_TICKS: u32 = 6;
 /// Most nodes of one manager.
 pub const MAX_NODES: usize = 65_536;
 /// Ticks after which a lost node is forgotten: an hour.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 /// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
 
 /// Kind of a manager's nodes.
@@ -275,16 +277,22 @@ impl Nodes {
         }
     }
 
-    /// Checks that such a node, and such a rack, may be added: an agent that names one architecture after the other
-    /// fills no table.
+    /// Checks that such a node, and such a rack, may be added: an agent that names one architecture or interpreter after
+    /// the other fills no table.
     pub(super) fn check_class(&self, description: &NodeDescription) -> Result<(), Error> {
         let NodeDescription { name, pu, architecture, rack, .. } = description;
-        if self.classes.may_add(pu, architecture) {
+        let message = if !self.classes.may_add(pu, architecture) {
+            format!(
+                "there are {MAX_CLASSES} kinds of nodes already, and node {name} is of another: {pu:?}, {architecture:?}"
+            )
+        } else if !self.classes.may_add_all(pu, devices_and_interpreters(description)) {
+            format!(
+                "nodes, devices and interpreters are of {MAX_ALL_CLASSES} kinds at most, and node {name} has more: {:?}",
+                description.runtimes
+            )
+        } else {
             return self.racks.check(rack);
-        }
-        let message = format!(
-            "there are {MAX_CLASSES} kinds of nodes already, and node {name} is of another: {pu:?}, {architecture:?}"
-        );
+        };
         Err(Error::new(Code::InvalidArgument, message))
     }
 
@@ -346,6 +354,7 @@ impl Nodes {
             cache: None,
             connected: None,
         };
+        #[expect(clippy::cast_possible_truncation, reason = "there are `MAX_NODES` at most")]
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
             self.slots.push(None);

@@ -85,7 +85,9 @@ impl Racks {
     fn add(&mut self, name: &str) -> RackKey {
         let key = self.unused.pop().unwrap_or_else(|| {
             self.known.push(Rack::default());
-            RackKey((self.known.len() - 1) as u16)
+            #[expect(clippy::cast_possible_truncation, reason = "`check` admits `MAX_RACKS`")]
+            let key = (self.known.len() - 1) as u16;
+            RackKey(key)
         });
         self.known[usize::from(key.0)].name = name.to_owned();
         self.by_name.insert(name.to_owned(), key);
@@ -148,7 +150,7 @@ impl Racks {
 
     /// Keys of all racks, including those that no node names.
     pub(super) fn keys(&self) -> impl Iterator<Item = RackKey> + use<> {
-        (0..self.known.len() as u16).map(RackKey)
+        (0..).take(self.known.len()).map(RackKey)
     }
 
     #[cfg(any(test, debug_assertions))]

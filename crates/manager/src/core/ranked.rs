@@ -40,7 +40,9 @@ impl<K: Copy> RankIndex<K> {
         }
         self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
         self.keys[at].push(key);
-        RankPosition { rank, index: (self.keys[at].len() - 1) as u32 }
+        #[expect(clippy::cast_possible_truncation, reason = "there are fewer nodes and racks")]
+        let index = (self.keys[at].len() - 1) as u32;
+        RankPosition { rank, index }
     }
 
     /// Takes a key out. Returns the key that has moved to its index, if any.
@@ -67,6 +69,7 @@ impl<K: Copy> RankIndex<K> {
     /// The highest rank that has keys.
     pub(super) fn highest(&self) -> Option<u32> {
         let at = self.occupied.iter().rposition(|word| *word != 0)?;
+        #[expect(clippy::cast_possible_truncation, reason = "`insert` takes ranks of 32 bits")]
         let rank = (at * WORD_BITS) as u32 + self.occupied[at].ilog2();
         debug_assert!(!self.keys[rank as usize].is_empty(), "rank {rank} counts as occupied, and is empty");
         Some(rank)
@@ -99,7 +102,9 @@ impl<K: Copy> RankIndex<K> {
     pub(super) fn downwards(&self, first: usize) -> impl Iterator<Item = (u32, K)> + '_ {
         self.keys.iter().enumerate().rev().flat_map(move |(rank, keys)| {
             let (before, after) = keys.split_at(first % keys.len().max(1));
-            after.iter().chain(before).map(move |&key| (rank as u32, key))
+            #[expect(clippy::cast_possible_truncation, reason = "`insert` takes ranks of 32 bits")]
+            let rank = rank as u32;
+            after.iter().chain(before).map(move |&key| (rank, key))
         })
     }
 }

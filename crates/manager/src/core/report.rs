@@ -245,8 +245,10 @@ impl Core {
         if self.nodes.get(key).is_some_and(|node| node.unattached > 0) {
             self.end_unattached(now_ms, key, told, reply, out);
         }
-        if self.nodes.get(key).is_some_and(|node| node.leases.len() as u32 > node.attached + node.unattached)
-        {
+        let lists_too_few = |node: &ManagedNode| {
+            node.leases.len() as u64 > u64::from(node.attached) + u64::from(node.unattached)
+        };
+        if self.nodes.get(key).is_some_and(lists_too_few) {
             self.settle_unlisted(key, sequence, told.clock_ms, out);
         }
         self.nodes.get(key).is_some_and(|node| node.leased != leased)

@@ -27,15 +27,20 @@ pub(super) struct Seat {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seats([Option<Seat>; MAX_SEATS]);
 
+/// The known devices and interpreters of a node, of which each has a class of its own.
+pub(super) fn devices_and_interpreters(node: &NodeDescription) -> impl Iterator<Item = &str> {
+    let devices = node.devices.iter().filter(|device| is_device(device));
+    let runtimes = node.runtimes.iter().filter(|runtime| is_interpreter(runtime));
+    devices.chain(runtimes).map(String::as_str)
+}
+
 impl Seats {
     /// Returns the seats of a node by its description, the one of its architecture first. Devices that this manager
     /// does not know are ignored.
     pub(super) fn of(node: &NodeDescription, classes: &mut Classes) -> Seats {
         let mut seats = Seats::default();
         seats.add(classes.key(&node.pu, &node.architecture));
-        let devices = node.devices.iter().filter(|device| is_device(device));
-        let runtimes = node.runtimes.iter().filter(|runtime| is_interpreter(runtime));
-        for more in devices.chain(runtimes) {
+        for more in devices_and_interpreters(node) {
             seats.add(classes.key(&node.pu, more));
         }
         seats

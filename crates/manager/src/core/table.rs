@@ -77,6 +77,7 @@ impl LeaseTable {
     }
 
     pub(super) fn insert(&mut self, lease: Lease) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "memory ends before 2^32 leases")]
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
             self.slots.push(None);

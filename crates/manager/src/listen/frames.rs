@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use sublet_proto::saturating_u64;
+
 /// Most credit of a connection, and its credit at the start, in frames.
 const MOST_CREDIT: u32 = 512;
 /// Credit that time earns, in frames per second.
@@ -111,7 +113,8 @@ impl FrameCounter {
     fn earn_by_time(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.earned).min(Duration::from_secs(60));
         self.earned = now;
-        self.earn((passed.as_secs_f64() * f64::from(FRAMES_PER_SECOND)) as u32);
+        let earned = saturating_u64(passed.as_secs_f64() * f64::from(FRAMES_PER_SECOND));
+        self.earn(u32::try_from(earned).unwrap_or(u32::MAX));
     }
 }
 

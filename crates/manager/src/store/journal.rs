@@ -34,7 +34,9 @@ const MAX_FRAME_BYTES: usize = 16 << 20;
 /// Changes after which a new journal is begun, in bytes.
 const MAX_CHANGES_BYTES: u64 = 1 << 20;
 /// Operations of one frame of the base.
-const BASE_OPERATIONS: usize = 256;
+const BASE_OPERATIONS: usize = 128;
+const _: () =
+    assert!(BASE_OPERATIONS * MAX_VALUE <= MAX_FRAME_BYTES / 2, "a frame of the base may be too long");
 
 /// Kinds of keys that the journal leaves out, because they are written often and are worth little.
 const LEFT_OUT: [&str; 2] = ["peer", "report"];
@@ -235,15 +237,20 @@ impl StoreJournal {
             return Ok(());
         }
         let frame = encode(self.frames, &JournalFrame { change, operations, base: None });
-        if let Err(error) = self.file.write_all_at(&frame, self.len_bytes) {
-            self.is_behind = true;
-            // Half a frame is not one, so it need not go.
-            let _ = self.file.set_len(self.len_bytes);
-            return Err(error);
+        let write = |frame: Vec<u8>| self.file.write_all_at(&frame, self.len_bytes).map(|()| frame.len());
+        match frame.and_then(write) {
+            Ok(len) => {
+                self.len_bytes += len as u64;
+                self.frames += 1;
+                Ok(())
+            }
+            Err(error) => {
+                self.is_behind = true;
+                // Half a frame is not one, so it need not go.
+                let _ = self.file.set_len(self.len_bytes);
+                Err(error)
+            }
         }
-        self.len_bytes += frame.len() as u64;
-        self.frames += 1;
-        Ok(())
     }
 
     /// Whether a new one is to be begun.
@@ -270,7 +277,7 @@ struct JournalFrames<'a> {
 
 impl JournalFrames<'_> {
     fn write(&mut self, frame: &JournalFrame) -> io::Result<()> {
-        let bytes = encode(self.frames, frame);
+        let bytes = encode(self.frames, frame)?;
         self.file.write_all(&bytes)?;
         self.len_bytes += bytes.len() as u64;
         self.frames += 1;
@@ -287,13 +294,22 @@ fn first(base: &NewBase<'_>) -> Base {
     Base { copies: base.copies, tallies: base.tallies.iter().map(tally).collect() }
 }
 
-fn encode(number: u64, frame: &JournalFrame) -> Vec<u8> {
+/// Encodes a frame. One that is longer than a reader accepts is an error.
+fn encode(number: u64, frame: &JournalFrame) -> io::Result<Vec<u8>> {
     let payload = frame.encode_to_vec();
+    if payload.len() > MAX_FRAME_BYTES {
+        let len = payload.len();
+        return Err(io::Error::other(format!(
+            "a frame of {len} bytes, at most {MAX_FRAME_BYTES} are allowed"
+        )));
+    }
     let mut bytes = Vec::with_capacity(HEAD_BYTES + payload.len());
-    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_FRAME_BYTES` at most")]
+    let len = payload.len() as u32;
+    bytes.extend_from_slice(&len.to_le_bytes());
     bytes.extend_from_slice(&frame_seal(number, &payload));
     bytes.extend_from_slice(&payload);
-    bytes
+    Ok(bytes)
 }
 
 /// Bound to the frame's number, so that a missing or repeated frame is noticed.
@@ -387,9 +403,22 @@ mod tests {
         let operations = vec![log, RecordChange::put("token/a", 1, b"y")];
         let base = JournalFrame { base: Some(Base::default()), ..JournalFrame::default() };
         let change = JournalFrame { change: 1, operations, base: None };
-        let bytes = [MAGIC.to_vec(), encode(0, &base), encode(1, &change)].concat();
+        let bytes = [MAGIC.to_vec(), encode(0, &base).unwrap(), encode(1, &change).unwrap()].concat();
         let content = parse(&bytes);
         assert_eq!(content.changes, [(1, vec![RecordChange::put("token/a", 1, b"y")])]);
         assert!(!content.is_damaged());
+    }
+
+    #[test]
+    fn refuses_frames_that_no_reader_accepts() {
+        let frame = |len: usize| {
+            let key = format!("token/{}", "a".repeat(len));
+            let operations = vec![RecordChange::put(&key, 1, b"x")];
+            encode(0, &JournalFrame { change: 1, operations, base: None })
+        };
+        let longest = frame(MAX_FRAME_BYTES - 1024).unwrap();
+        assert!(split(&longest).is_some());
+        let error = frame(MAX_FRAME_BYTES).unwrap_err().to_string();
+        assert!(error.contains("at most 16777216"), "{error}");
     }
 }

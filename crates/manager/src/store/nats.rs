@@ -496,7 +496,7 @@ impl Store for NatsStore {
         }
         let blob = |(digest, (parts, pieces)): (String, (BTreeSet<u32>, u64))| Blob {
             digest,
-            parts: parts.len() as u32,
+            parts: u32::try_from(parts.len()).unwrap_or(u32::MAX),
             bytes: pieces * operations::PIECE_BYTES as u64,
         };
         Ok(blobs.into_iter().map(blob).collect())
@@ -507,7 +507,8 @@ impl Store for NatsStore {
         let pieces = self.names.pieces(digest);
         let found = self.link.run_long(|jetstream| listing::subjects(jetstream, stream, pieces))?;
         let parts = found.iter().filter_map(|subject| self.names.piece_of(subject));
-        Ok(parts.map(|(_, part)| part).collect::<BTreeSet<_>>().len() as u32)
+        let parts: BTreeSet<_> = parts.map(|(_, part)| part).collect();
+        Ok(u32::try_from(parts.len()).unwrap_or(u32::MAX))
     }
 
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {

@@ -221,6 +221,21 @@ fn agent_cannot_register_an_unlimited_number_of_architectures() {
 }
 
 #[test]
+fn agent_cannot_register_an_unlimited_number_of_interpreters() {
+    let mut fixture = priced();
+    let mut register = |first: usize| {
+        let runtimes = (0..16).map(|number| format!("python{first}.{number}")).collect();
+        fixture.register(NodeDescription { runtimes, ..node("n", 1) }, 1, Vec::new()).map(|_| ())
+    };
+    // Each registration names 16 others.
+    let refused = (0..=classes::MAX_ALL_CLASSES / 16).find_map(|first| register(first).err());
+    let error = refused.expect("a registration is refused");
+    assert!(error.code == Code::InvalidArgument && error.message.contains("node n has more"), "{error}");
+    register(0).unwrap();
+    assert_eq!(fixture.choice(&["python0.3"], &asked(1)), is("cpu", 0));
+}
+
+#[test]
 fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
     let mut fixture = priced();
     let devices = vec!["opencl".into()];
