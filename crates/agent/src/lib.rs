@@ -21,6 +21,12 @@
 //!
 //! The agent never looks into an inbox, and never runs a tenant's code in its own process.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod execution;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -342,9 +348,9 @@ fn describe(
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
         architecture: std::env::consts::ARCH.to_owned(),
-        cores: cores.exclusive.len() as u32,
+        cores: u32::try_from(cores.exclusive.len()).unwrap_or(u32::MAX),
         memory_bytes,
-        shared_cores: cores.shared.len() as u32,
+        shared_cores: u32::try_from(cores.shared.len()).unwrap_or(u32::MAX),
         shared_places: options.shared.map_or(0, |shared| shared.places),
         host: own_host()?,
         network,

@@ -445,7 +445,8 @@ impl Supervisor<'_> {
         match self.held.enrolment.renew(ticket) {
             Ok(expires) => {
                 self.held.expires = expires;
-                let remaining_ms = expires.saturating_duration_since(Instant::now()).as_millis() as u64;
+                let remaining = expires.saturating_duration_since(Instant::now());
+                let remaining_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
                 self.tell(ToClient::Renewed(v1::Renewed { remaining_ms }))
             }
             Err(error) => self.tell(message::failure(&error)),

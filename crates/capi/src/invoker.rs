@@ -165,7 +165,10 @@ impl sublet_invoker {
             expires_unix_ms: lease.expires_unix_ms,
             start_ns: start.ready_ns.saturating_sub(start.asked_ns),
             workers: self.invoker.workers(),
-            functions: self.invoker.package().map_or(0, |package| package.functions.len() as u32),
+            functions: self
+                .invoker
+                .package()
+                .map_or(0, |package| u32::try_from(package.functions.len()).unwrap_or(u32::MAX)),
         })
     }
 
@@ -212,7 +215,9 @@ impl sublet_allocation {
         check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
         // SAFETY: as the caller vouches.
         let package = unsafe { text(self.package, "allocation.package") }?;
-        if self.timeout_ns != NO_TIMEOUT_NS && self.timeout_ns < Duration::from_millis(1).as_nanos() as u64 {
+        if self.timeout_ns != NO_TIMEOUT_NS
+            && u128::from(self.timeout_ns) < Duration::from_millis(1).as_nanos()
+        {
             return Err(invalid(format!(
                 "a lease of {} ns: the shortest has a millisecond",
                 self.timeout_ns

@@ -12,6 +12,11 @@
 //! ([`buffer`]).
 
 #![allow(unsafe_code, non_camel_case_types)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 pub mod access;
 pub mod boundary;

@@ -41,7 +41,7 @@ fn characters<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
     let most = text.len().min(BYTES - 1);
     let end = (0..=most).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     for (place, byte) in characters.iter_mut().zip(text[..end].bytes()) {
-        *place = if byte == 0 { b'?' } else { byte } as c_char;
+        *place = c_char::from_ne_bytes([if byte == 0 { b'?' } else { byte }]);
     }
     characters
 }

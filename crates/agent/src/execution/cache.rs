@@ -181,8 +181,8 @@ impl NodeCache {
             limit_bytes: limit.bytes,
             files: used.files,
             limit_files: limit.files,
-            entries: index.len() as u32,
-            entries_in_use: index.in_use().0 as u32,
+            entries: u32::try_from(index.len()).unwrap_or(u32::MAX),
+            entries_in_use: u32::try_from(index.in_use().0).unwrap_or(u32::MAX),
             evicted: self.evicted.load(Ordering::Relaxed),
         }
     }

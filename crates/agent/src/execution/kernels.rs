@@ -164,7 +164,8 @@ impl KernelPackages {
         if !image.is_empty() {
             keep(folder, runnable.index, &image)?;
         }
-        let (name, took_ms) = (&runnable.package.info.name, begun.elapsed().as_millis() as u64);
+        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let name = &runnable.package.info.name;
         info!(package = name, bytes = image.len(), took_ms, "a package of kernels is ready");
         Ok(())
     }

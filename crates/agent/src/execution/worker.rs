@@ -293,7 +293,7 @@ fn spec(
             cores: held.reservation.cores.clone(),
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
             shown_memory_bytes: Some(held.lease.memory_bytes),
-            processes: Some(MAX_PROCESSES.saturating_add(workers as u32)),
+            processes: Some(MAX_PROCESSES.saturating_add(u32::try_from(workers).unwrap_or(u32::MAX))),
             scratch_bytes: SCRATCH_BYTES,
         },
     }

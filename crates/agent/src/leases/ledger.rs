@@ -108,7 +108,7 @@ impl LeaseLedger {
 
     /// The book's clock.
     pub(crate) fn now(&self) -> MonotonicMs {
-        self.start.elapsed().as_millis() as MonotonicMs
+        MonotonicMs::try_from(self.start.elapsed().as_millis()).unwrap_or(MonotonicMs::MAX)
     }
 
     fn instant(&self, at: MonotonicMs) -> Instant {
@@ -251,8 +251,8 @@ impl LeaseLedger {
         let left = state.reclaim_at.map(|at| at.saturating_duration_since(Instant::now()));
         NodeStatus {
             state: state.book.state().into(),
-            leases: state.running().count() as u32,
-            grace_left_ms: left.map_or(0, |left| left.as_millis() as u64),
+            leases: u32::try_from(state.running().count()).unwrap_or(u32::MAX),
+            grace_left_ms: left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
         }
     }
 

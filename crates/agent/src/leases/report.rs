@@ -118,7 +118,7 @@ impl LeaseReporter<'_> {
         }
         let is_refused = !is_passing(error);
         self.registered &= !is_refused;
-        let managers = self.node.leases.managers.count() as u32;
+        let managers = u32::try_from(self.node.leases.managers.count()).unwrap_or(u32::MAX);
         let has_done_with_it = !self.registered || self.last_answer.elapsed() >= SILENCE;
         if managers > 1
             && has_done_with_it

@@ -17,8 +17,8 @@ use std::sync::Mutex;
 use sublet_fabric::clock::{Calibration, monotonic_ns, ticks};
 use sublet_fabric::region::Region;
 use sublet_fabric::sync::lock;
-use sublet_proto::Error;
 use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
+use sublet_proto::{Error, saturating_u64};
 use sublet_runtime::wire::usage::{self, FunctionTally, UsageLayout, WorkerState};
 use sublet_sandbox::{ComputeGauge, Gauge, MemoryUse};
 
@@ -220,8 +220,7 @@ impl LeaseMeter {
 
     fn measure(&self, allocated_ns: u64) -> UsageTotals {
         let (now, ticks_per_ns) = (ticks(), self.calibration.ticks_per_ns());
-        // Saturates, as a conversion from float does.
-        let to_ns = |ticks: u64| (ticks as f64 / ticks_per_ns) as u64;
+        let to_ns = |ticks: u64| saturating_u64(ticks as f64 / ticks_per_ns);
         let (mut tallies, mut polling_ns) = (self.tallies(), 0_u64);
         for worker in 0..self.layout.workers() {
             let line = usage::read(&self.region, self.layout, worker, &mut tallies);
@@ -288,11 +287,11 @@ impl UsageTotals {
     }
 
     fn used(&self) -> MeasuredUsage {
-        let function_usage = |(function, share): (usize, &Share)| {
+        let function_usage = |(function, share): (u32, &Share)| {
             let Share { executing_ns, calls, failed_calls } = *share;
-            FunctionUsage { function: function as u32, executing_ns, calls, failed_calls }
+            FunctionUsage { function, executing_ns, calls, failed_calls }
         };
-        let called = |(_, share): &(usize, &Share)| **share != Share::default();
+        let called = |(_, share): &(u32, &Share)| **share != Share::default();
         MeasuredUsage {
             usage: Usage {
                 allocated_ns: self.allocated_ns,
@@ -303,7 +302,7 @@ impl UsageTotals {
                 memory_byte_us: self.memory_byte_us,
                 memory_peak_bytes: self.memory_peak_bytes,
             },
-            functions: self.functions.iter().enumerate().filter(called).map(function_usage).collect(),
+            functions: (0..).zip(&self.functions).filter(called).map(function_usage).collect(),
             cold_imports: None,
         }
     }

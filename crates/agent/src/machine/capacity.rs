@@ -5,7 +5,7 @@ use std::fs;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use sublet_fabric::packet::MAX_PACKET_FDS;
 use sublet_proto::pu::cleaned;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, saturating_u64, to_usize};
 use sublet_sandbox::Allowance;
 
 /// File in which the kernel reports the machine's memory.
@@ -25,6 +25,7 @@ pub struct SharedCores {
 }
 
 /// Shared cores of a node. A worker process is passed a descriptor for each core that it is on, all in one packet.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 pub const MAX_SHARED_CORES: u32 = MAX_PACKET_FDS as u32 - 2;
 /// Workers on one shared core.
 pub const MAX_WORKERS_PER_CORE: u32 = 1024;
@@ -44,16 +45,18 @@ pub(crate) struct Cores {
 pub(crate) fn cores(wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::new(Code::System, format!("reading the usable cores failed: {errno}")))?;
-    let usable: Vec<u32> =
-        (0..CpuSet::MAX_CPU).rev().filter(|&core| set.is_set(core)).map(|c| c as u32).collect();
+    let usable: Vec<u32> = (0..CpuSet::MAX_CPU)
+        .rev()
+        .filter(|&core| set.is_set(core))
+        .filter_map(|core| u32::try_from(core).ok())
+        .collect();
     choose(within_quota(usable, Allowance::own().cores), wanted, shared)
 }
 
 /// Returns the first of the cores: the number that a quota is worth, and at least one.
 fn within_quota(mut usable: Vec<u32>, quota_cores: Option<f64>) -> Vec<u32> {
     if let Some(quota) = quota_cores {
-        // Saturates, as a conversion from float does.
-        usable.truncate((quota as usize).max(1));
+        usable.truncate(to_usize(saturating_u64(quota)).max(1));
     }
     usable
 }

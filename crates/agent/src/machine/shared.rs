@@ -155,6 +155,7 @@ impl SlotHold {
         distinct.sort_unstable();
         distinct.dedup();
         debug_assert!(!distinct.is_empty(), "a process occupies no core");
+        #[expect(clippy::cast_possible_truncation, reason = "a node shares `MAX_SHARED_CORES` at most")]
         let which = |place| distinct.partition_point(|&other| other < place) as u32;
         Occupancy {
             pool: self.pool.clone(),

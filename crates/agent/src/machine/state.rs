@@ -52,7 +52,8 @@ impl AgentStateFolder {
     pub(crate) fn started_ms(&self, now: SystemTime) -> u64 {
         let file = self.path.join("agent.started");
         let before_ms = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = u64::try_from(now_ms.as_millis()).unwrap_or(u64::MAX);
         let started_ms = before_ms.map_or(now_ms, |before| now_ms.max(before.saturating_add(1)));
         let part = self.path.join("agent.started.part");
         if let Err(error) =

@@ -109,7 +109,7 @@ impl Children {
         tag: Tag,
         answer: Result<u64, Error>,
     ) -> Option<Result<u64, Error>> {
-        if tag as u32 != ASKED {
+        if (tag & 0xffff_ffff) as u32 != ASKED {
             return Some(answer);
         }
         if let Some(asked) = self.asked.remove(&(by, tag)) {

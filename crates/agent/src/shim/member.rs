@@ -15,7 +15,7 @@ use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{Capability, Entered, ShimToProcess, SpawnProgram};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, to_usize};
 use sublet_xpu::wire::{self, CallRequest, DescriptorState, Operation, PAYLOAD_BYTES, RECORDS};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
@@ -95,12 +95,13 @@ impl Member {
     fn read(&self, request: &CallRequest) -> Result<ShimCall, Error> {
         let operation = Operation::from_number(request.operation)?;
         let [first, second, third] = request.words;
-        let (object, rights) = (GlobalId::from_bits(second), FifoRights::from_bits(third as u32));
-        let descriptor = first as u32;
+        let object = GlobalId::from_bits(second);
+        let rights = || FifoRights::from_bits(number_of(third, "rights")?);
+        let descriptor = || number_of(first, "a descriptor");
         Ok(match operation {
-            Operation::Grant => ShimCall::Grant { to: GlobalId::from_bits(first), object, rights: rights? },
+            Operation::Grant => ShimCall::Grant { to: GlobalId::from_bits(first), object, rights: rights()? },
             Operation::Revoke => {
-                ShimCall::Revoke { from: GlobalId::from_bits(first), object, rights: rights? }
+                ShimCall::Revoke { from: GlobalId::from_bits(first), object, rights: rights()? }
             }
             Operation::Rights => ShimCall::Rights { object: GlobalId::from_bits(first) },
             Operation::Init => {
@@ -109,9 +110,11 @@ impl Member {
             }
             Operation::Connect => ShimCall::Connect { to: self.target(request)? },
             Operation::ConnectToRead => ShimCall::ConnectToRead { to: self.target(request)? },
-            Operation::Close => ShimCall::Close { descriptor },
-            Operation::Object => ShimCall::Object { descriptor },
-            Operation::Cut => ShimCall::Cut { descriptor, connection: second as u32 },
+            Operation::Close => ShimCall::Close { descriptor: descriptor()? },
+            Operation::Object => ShimCall::Object { descriptor: descriptor()? },
+            Operation::Cut => {
+                ShimCall::Cut { descriptor: descriptor()?, connection: number_of(second, "a connection")? }
+            }
             Operation::Spawn => ShimCall::Spawn(Box::new(self.spawn(request)?)),
             Operation::Unit => ShimCall::Unit { number: first },
             Operation::Device => {
@@ -160,7 +163,7 @@ impl Member {
     #[inline]
     pub(super) fn answer(&self, tag: Tag, answer: Result<u64, Error>) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        let (record, turn) = (tag as u32, Turn::from_bits((tag >> 32) as u32));
+        let (record, turn) = ((tag & 0xffff_ffff) as u32, Turn::from_bits((tag >> 32) as u32));
         let (status, body) = match answer {
             Ok(value) => (0, [value, 0]),
             Err(error) => (error.code.number(), [0, self.put_message(record, &error.message)]),
@@ -174,7 +177,7 @@ impl Member {
 
     #[cold]
     fn put_message(&self, record: u32, message: &str) -> u64 {
-        let message = &message.as_bytes()[..message.len().min(PAYLOAD_BYTES as usize)];
+        let message = &message.as_bytes()[..message.len().min(to_usize(PAYLOAD_BYTES))];
         self.page.write(wire::payload(record), message).map_or(0, |()| message.len() as u64)
     }
 

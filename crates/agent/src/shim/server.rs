@@ -299,7 +299,7 @@ impl ShimThread {
                 .values_mut()
                 .for_each(|connected_process| connected_process.looked = Duration::ZERO);
         }
-        let each = looked / (self.hot.len().max(1) as u32);
+        let each = looked / u32::try_from(self.hot.len().max(1)).unwrap_or(u32::MAX);
         for number in &self.hot {
             if let Some(connected_process) = self.connected_processes.get_mut(number) {
                 connected_process.looked += each;

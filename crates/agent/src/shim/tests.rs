@@ -394,6 +394,32 @@ fn refuses_unexpected_packets_and_other_protocol_versions() {
 }
 
 #[test]
+fn refuses_arguments_beyond_32_bits() {
+    use sublet_xpu::wire::Operation;
+    let shim = shim();
+    let (outside, inside) = PacketSocket::pair().unwrap();
+    let _admission = shim.admit(outside, who("t"), None);
+    let entered = Scribbler::enter(inside);
+    let (own, wide) = (entered.pid.to_bits(), 1 << 32);
+    for (operation, words) in [
+        (Operation::Close, [wide, 0, 0]),
+        (Operation::Object, [wide, 0, 0]),
+        (Operation::Cut, [0, wide, 0]),
+        (Operation::Grant, [own, own, wide]),
+        (Operation::Revoke, [own, own, wide]),
+    ] {
+        let (status, _) = entered.request(operation as u16, 0, words).unwrap();
+        let mut said = vec![0; 64];
+        entered.page.read(sublet_xpu::wire::payload(0), &mut said).unwrap();
+        let said = String::from_utf8_lossy(&said);
+        assert!(
+            status == Code::InvalidArgument.number() && said.contains("4294967296"),
+            "{operation:?}: {status}, {said}"
+        );
+    }
+}
+
+#[test]
 fn slows_a_process_that_calls_all_the_time_not_others() {
     let shim = Shim::start(("here", "cpu", "1f"), &[UNIT], 1, nobody()).unwrap();
     let ((greedy, _first), (modest, _second)) = (enter(&shim, "t"), enter(&shim, "t"));

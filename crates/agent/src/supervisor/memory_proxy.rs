@@ -20,7 +20,7 @@ use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, read_only};
 use sublet_proto::graph::MAX_SEGMENTS;
 use sublet_proto::v1::memory_answer::Body;
 use sublet_proto::v1::{self, MemoryAnswer};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, to_usize};
 use sublet_runtime::invited;
 use tracing::info;
 
@@ -30,7 +30,7 @@ use crate::threads::start_thread;
 /// How long a process may take to free buffer space for an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 /// Parts of answers that wait for the thread.
-const MAX_WAITING: usize = MAX_SEGMENTS as usize + 1;
+const MAX_WAITING: usize = to_usize(MAX_SEGMENTS) + 1;
 /// Longest question, in bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 

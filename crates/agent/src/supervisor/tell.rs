@@ -52,7 +52,7 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn tell_ending(&self, reason: &Error, grace: Duration) -> Result<Option<EndReason>, Error> {
-        let grace_ms = grace.as_millis() as u64;
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let (code, reason) = (reason.code.number(), reason.message.clone());
         self.tell(ToClient::Ending(v1::Ending { code, reason, grace_ms }))
     }

@@ -58,7 +58,8 @@ impl ImagePythons {
         };
         let python =
             found.and_then(PythonReport::checked).map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
-        let (version, took_ms) = (&python.version, begun.elapsed().as_millis() as u64);
+        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let version = &python.version;
         info!(image, version, took_ms, "the Python of an image is known");
         Ok(python)
     }
