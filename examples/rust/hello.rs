@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {error}", error.code);
-            ExitCode::from(error.code.number() as u8)
+            ExitCode::from(error.code.exit_status())
         }
     }
 }

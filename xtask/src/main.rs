@@ -3,6 +3,12 @@
 //! Each chore is a module with one public function. They start other programs and read their output; they link
 //! nothing of Sublet and depend on no crate, so that this compiles in a second on a fresh clone.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod asan;
 mod bench;
 mod cgroup_vm;

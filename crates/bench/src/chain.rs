@@ -277,7 +277,7 @@ fn timed(length: u32, call: &mut Call<'_>) -> Result<u64, Error> {
         let text = format!("a chain of {length} functions has executed {executed}");
         return Err(Error::new(Code::FunctionFailed, text));
     }
-    Ok(took.as_nanos() as u64)
+    Ok(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Calls the first function of a package, which calls `length` - 1 others in place.

@@ -94,7 +94,7 @@ fn start_nothing(mut command: Command) -> Result<u64, Error> {
     let failed = |error| Error::new(Code::System, format!("starting the floor's program failed: {error}"));
     let begun = Instant::now();
     let status = command.stdin(Stdio::null()).status().map_err(failed)?;
-    let took_ns = begun.elapsed().as_nanos() as u64;
+    let took_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
     match status.success() {
         true => Ok(took_ns),
         false => Err(Error::new(Code::System, format!("the floor's program: {status}"))),

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 use sublet_fabric::clock::{Calibration, ticks_ordered};
-use sublet_proto::Error;
+use sublet_proto::{Error, saturating_u64};
 use sublet_runtime::{CallOptions, Invoker};
 
 use super::rounds::{CalledFunction, Mode, THINK, UNCOUNTED, think};
@@ -82,7 +82,7 @@ pub fn run(
     pin_client()?;
     let mut invoker = Invoker::connect_with(site.access.clone())?;
     super::deploy(invoker.manager())?;
-    let think_ticks = (THINK.as_nanos() as f64 * calibration.ticks_per_ns()) as u64;
+    let think_ticks = saturating_u64(THINK.as_nanos() as f64 * calibration.ticks_per_ns());
     let mut measured: Vec<_> =
         counts(plan.connections).map(|count| (count, Samples::with_capacity(plan.calls as usize))).collect();
     debug_assert!(

@@ -212,7 +212,7 @@ impl<'peers> SubletFifos<'peers> {
     /// Executes a block. Returns the time of its rounds, in nanoseconds.
     fn block(&self, FifoBlock { rounds, think }: FifoBlock) -> Result<u64, Error> {
         let words = |[from, to]: [u64; 2], begins: bool| {
-            let think_ns = if begins { think.as_nanos() as u64 } else { 0 };
+            let think_ns = if begins { u64::try_from(think.as_nanos()).unwrap_or(u64::MAX) } else { 0 };
             [from, to, u64::from(rounds), self.size, u64::from(begins), think_ns]
         };
         let (first, second) = (words(self.ends[0], true), words(self.ends[1], false));

@@ -122,6 +122,7 @@ fn chain_us(application: &Application) -> Result<f64, Error> {
     let step_ns = u64::try_from(CHAIN_STEP.as_nanos()).unwrap_or(u64::MAX);
     let begun = Instant::now();
     application.run(&step_ns.to_le_bytes())?;
+    #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
     let beyond = begun.elapsed().saturating_sub(CHAIN_STEP * CHAIN_COMPONENTS as u32);
     Ok(beyond.as_nanos() as f64 / NS_PER_US / CHAIN_COMPONENTS as f64)
 }

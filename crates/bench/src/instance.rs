@@ -79,7 +79,7 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut SideSamples
         }
         if call >= UNCOUNTED {
             side.total.push(took);
-            side.executing.push(done.executing.as_nanos() as u64);
+            side.executing.push(u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX));
         }
     }
     drop((input, output));
@@ -94,7 +94,7 @@ fn outcome(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) ->
     ColdStartResult {
         bench: "cold",
         sandbox: SandboxChoice::Wasm,
-        n: wasm.total.len() as u32,
+        n: u32::try_from(wasm.total.len()).unwrap_or(u32::MAX),
         median_us: total.median_ns / NS_PER_US,
         p99_us: total.p99_ns / NS_PER_US,
         floor_us: native.total.summary(ticks_per_ns).median_ns / NS_PER_US,

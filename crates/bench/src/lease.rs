@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use sublet_proto::v1::manager_client::ManagerClient as Stub;
 use sublet_proto::v1::{CreateTokenRequest, EndLeaseRequest, LeaseRequest, Role, WorkerOptions};
-use sublet_proto::{ALWAYS_WARM_NS, Code, Error};
+use sublet_proto::{ALWAYS_WARM_NS, Code, Error, saturating_u64, to_usize};
 use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -279,7 +279,7 @@ async fn at_rate(clients: &[LeaseClient], per_second: f64, time: Duration) -> Re
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
         }
     });
-    let mut samples = Samples::with_capacity((per_second * time.as_secs_f64()) as usize + 1);
+    let mut samples = Samples::with_capacity(to_usize(saturating_u64(per_second * time.as_secs_f64())) + 1);
     let (granted, given_back) = unbounded_channel();
     let client = clients.first().ok_or_else(|| Error::new(Code::InvalidArgument, "there are no clients"))?;
     let ending = tokio::spawn(give_back(client.clone(), given_back));

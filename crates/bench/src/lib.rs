@@ -5,6 +5,12 @@
 //! in the same two processes: the raw side is a function as well. `raw` in `functions/bench.c` answers a flag in shared
 //! memory with a flag, `raw_tcp` answers bytes of a TCP connection with bytes.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
@@ -14,7 +20,7 @@ use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::package;
 use sublet_proto::v1::PackageFile;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, saturating_u64, to_usize};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Allocation, Invoker};
 
@@ -138,7 +144,7 @@ impl Samples {
         debug_assert!(per_ns > 0.0, "{per_ns} ticks in a nanosecond");
         self.ticks.sort_unstable();
         let at = |share: f64| {
-            let index = (self.ticks.len() as f64 * share) as usize;
+            let index = to_usize(saturating_u64(self.ticks.len() as f64 * share));
             self.ticks.get(index.min(self.ticks.len().saturating_sub(1))).map_or(0.0, |&t| t as f64 / per_ns)
         };
         let summary = Summary { median_ns: at(0.5), p99_ns: at(0.99) };

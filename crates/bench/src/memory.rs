@@ -208,7 +208,7 @@ impl Walk {
             bench: "memory",
             carried: transport.carried(),
             access,
-            size_bytes: self.size as u32,
+            size_bytes: u32::try_from(self.size).unwrap_or(u32::MAX),
             n: blocks,
             bytes_per_s: per_s(ours),
             raw_bytes_per_s: per_s(limit),

@@ -1,7 +1,7 @@
 //! Measures calls beside raw round trips: blocks of both alternate, so that both see the same states of the machine.
 
 use sublet_fabric::clock::{Calibration, ticks_ordered};
-use sublet_proto::Error;
+use sublet_proto::{Error, saturating_u64};
 use sublet_runtime::{CallOptions, Function, Invoker};
 
 use super::raw::RawSide;
@@ -75,7 +75,7 @@ impl<'run> Pairs<'run> {
 
     fn run(mut self, ticks_per_ns: f64) -> Result<PairSummary, Error> {
         if self.rounds.mode == Mode::Warm {
-            self.rounds.think_ticks = (THINK.as_nanos() as f64 * ticks_per_ns) as u64;
+            self.rounds.think_ticks = saturating_u64(THINK.as_nanos() as f64 * ticks_per_ns);
         }
         let (blocks, counted) = self.blocks();
         for _ in 0..blocks {

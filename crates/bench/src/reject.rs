@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 use serde::Serialize;
 use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, saturating_u64};
 use sublet_runtime::{Access, Allocation, CallOptions, Function, Invocation, Invoker, Policy};
 
 use super::private_instance::PrivateInstance;
@@ -190,7 +190,7 @@ impl<'invoker> RejectionBench<'invoker> {
             free: 0,
             held: 1,
             passed: Instant::now(),
-            think_ticks: (THINK.as_nanos() as f64 * per_ns) as u64,
+            think_ticks: saturating_u64(THINK.as_nanos() as f64 * per_ns),
             plain: samples(),
             rejected: samples(),
             redirected: samples(),

@@ -105,7 +105,7 @@ impl NodesReporter {
     /// Reports for each of the nodes in turn, without end. Returns the error of a report.
     async fn report(mut self) -> Error {
         debug_assert!(!self.nodes.is_empty(), "{} nodes share {PERIOD:?}", self.nodes.len());
-        let mut turn = interval(PERIOD / self.nodes.len() as u32);
+        let mut turn = interval(PERIOD / u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
         turn.set_missed_tick_behavior(MissedTickBehavior::Burst);
         loop {
             for node in &mut self.nodes {

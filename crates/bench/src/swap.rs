@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde::Serialize;
 use sublet_fabric::stretch::{PageSize, Stretch};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, saturating_u64, to_usize};
 use sublet_runtime::{Access, Invoker, MemoryPlan, SwapPlan, SwapStatistics, SwappedMemory};
 
 const PAGE_BYTES: usize = 4096;
@@ -137,7 +137,7 @@ impl SwapBenchPlan {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        Ok(len as u64 / (1 << 20) * (1 << 20))
+        Ok(saturating_u64(len) / (1 << 20) * (1 << 20))
     }
 
     /// Time of each page in nanoseconds, and the result of the work.
@@ -206,7 +206,7 @@ impl Work {
         };
         // The fastest of several: other work on the machine makes none faster.
         let step_ns = (0..5).map(|_| of(CALIBRATION)).fold(f64::INFINITY, f64::min);
-        Work { steps: (work_us * 1e3 / step_ns) as u32 }
+        Work { steps: u32::try_from(saturating_u64(work_us * 1e3 / step_ns)).unwrap_or(u32::MAX) }
     }
 
     #[inline]
@@ -240,7 +240,7 @@ impl Random {
     }
 
     fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
+        to_usize(self.next() % end as u64)
     }
 }
 

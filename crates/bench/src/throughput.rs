@@ -77,6 +77,7 @@ fn measure(invoker: &Invoker, plan: ThroughputPlan) -> Result<ThroughputResult, 
     let noop = invoker.function("noop")?;
     let input = vec![7u8; plan.size as usize];
     let submit = |place: usize| {
+        #[expect(clippy::cast_possible_truncation, reason = "the calls in flight fit into memory")]
         let options = CallOptions { worker: Some(place as u32 % plan.workers), ..CallOptions::default() };
         invoker.submit_with(noop, &input, &mut [] as &mut [u8], options)
     };

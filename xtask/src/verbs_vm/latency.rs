@@ -96,7 +96,9 @@ impl Latency {
 /// Parses a row of numbers as perftest prints it. Returns the round trip in ns: twice the typical latency.
 fn perftest_ns(line: &str) -> Option<u64> {
     let half_us: f64 = line.trim_start().strip_prefix("64 ")?.split_whitespace().nth(3)?.parse().ok()?;
-    Some((half_us * 2000.0) as u64)
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "casts of `f64` saturate")]
+    let round_trip_ns = (half_us * 2000.0) as u64;
+    Some(round_trip_ns)
 }
 
 fn median_of(line: &str, field: &str) -> Option<u64> {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use sublet_fabric::region::{PAGE_BYTES, Region};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 use crate::peer_process::lost;
 use crate::{PinnedCore, pin};
@@ -109,10 +109,10 @@ struct BaselineEnd {
 
 impl BaselineEnd {
     fn new(from: Half, to: Half, size: usize, begins: bool) -> BaselineEnd {
-        let memory = vec![7; size + PAGE_BYTES as usize];
-        let at = memory.as_ptr().align_offset(PAGE_BYTES as usize).min(PAGE_BYTES as usize);
+        let memory = vec![7; size + to_usize(PAGE_BYTES)];
+        let at = memory.as_ptr().align_offset(to_usize(PAGE_BYTES)).min(to_usize(PAGE_BYTES));
         debug_assert_eq!(
-            (memory.as_ptr().addr() + at) % PAGE_BYTES as usize,
+            (memory.as_ptr().addr() + at) % to_usize(PAGE_BYTES),
             0,
             "the message begins at {at}"
         );
@@ -140,7 +140,7 @@ impl BaselineEnd {
                 self.send().map_err(failed)?;
             }
         }
-        Ok(took.as_nanos() as u64)
+        Ok(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX))
     }
 
     fn send(&mut self) -> std::io::Result<()> {

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 
 /// Requests to the thread: send bytes, receive bytes, or confirm by one byte that all earlier requests are complete.
 const ASK: u64 = 0;
@@ -70,7 +70,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
         stream.read_exact(&mut head)?;
         let (what, len) = head.split_at(HEAD_BYTES / 2);
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
-        let len = word(len) as usize;
+        let len = to_usize(word(len));
         if at + len > memory.len() {
             at = 0;
             memory.resize(memory.len().max(len), 1);

@@ -112,6 +112,12 @@ pub(crate) fn whole(text: &str, bounds: RangeInclusive<u64>) -> Result<u64, Stri
         .ok_or_else(|| format!("{text:?} is not a whole number from {} to {}", bounds.start(), bounds.end()))
 }
 
+/// Parses a whole number of 32 bits within bounds.
+pub(crate) fn whole_u32(text: &str, bounds: RangeInclusive<u32>) -> Result<u32, String> {
+    let number = whole(text, u64::from(*bounds.start())..=u64::from(*bounds.end()))?;
+    Ok(u32::try_from(number).unwrap_or(*bounds.end()))
+}
+
 /// Parses a path and makes it absolute.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
     std::path::absolute(Path::new(text)).map_err(|error| format!("{text:?} is not a path: {error}"))

@@ -7,7 +7,7 @@ use sublet_proto::v1::{Quota, Tenant};
 
 use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
-use super::parse::{amount, show_bytes, show_nano, size, whole};
+use super::parse::{amount, show_bytes, show_nano, size, whole_u32};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -203,11 +203,11 @@ fn stored(text: &str) -> Result<LimitWithDefault<u64>, String> {
 }
 
 fn count(text: &str) -> Result<LimitWithDefault<u32>, String> {
-    with_default(text, u32::MAX, |text| whole(text, 0..=u64::from(u32::MAX)).map(|number| number as u32))
+    with_default(text, u32::MAX, |text| whole_u32(text, 0..=u32::MAX))
 }
 
 fn cores(text: &str) -> Result<Limit<u32>, String> {
-    limit(text, |text| whole(text, 0..=u64::from(u32::MAX)).map(|number| number as u32))
+    limit(text, |text| whole_u32(text, 0..=u32::MAX))
 }
 
 fn memory(text: &str) -> Result<Limit<u64>, String> {

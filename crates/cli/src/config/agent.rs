@@ -12,13 +12,13 @@ use sublet_agent::{
 use sublet_proto::needs::check_folder_name;
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{MAX_NODE_NAME_BYTES, check_neighbours, is_node_name, is_processor_kind};
-use sublet_proto::{Error, package};
+use sublet_proto::{Error, package, to_usize};
 use sublet_runtime::Access;
 
 use super::{ConfiguredProgram, EffectiveSettings, Schema};
 use crate::cli::daemon::{find_spawner, find_worker};
 use crate::cli::files::warn_of_open_secret;
-use crate::cli::parse::{absolute, duration, isolation, node_modules, pool, size, switch, whole};
+use crate::cli::parse::{absolute, duration, isolation, node_modules, pool, size, switch, whole, whole_u32};
 
 pub(crate) use keys::SCHEMA;
 
@@ -32,7 +32,7 @@ impl ConfiguredProgram for AgentProgram {
 /// Default number of workers per shared core.
 pub(crate) const PLACES_OF_A_SHARED_CORE: u32 = 4;
 /// Maximum number of cores, more than any node has.
-const MAX_CORES: u64 = 1 << 16;
+const MAX_CORES: u32 = 1 << 16;
 
 /// Converts the settings to the agent's options.
 pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Error> {
@@ -130,7 +130,7 @@ pub(crate) fn lent_folder(text: &str) -> Result<(String, PathBuf), String> {
 }
 
 fn connections(settings: &EffectiveSettings) -> Result<UnauthenticatedLimits, Error> {
-    let number = |text: &str| whole(text, 1..=MAX_UNAUTHENTICATED as u64).map(|number| number as usize);
+    let number = |text: &str| whole(text, 1..=MAX_UNAUTHENTICATED as u64).map(to_usize);
     let unauthenticated = settings.value("connections.unauthenticated", number)?;
     let per_party = settings.value("connections.per_party", number)?;
     let most = unauthenticated.unwrap_or(MAX_UNAUTHENTICATED);
@@ -181,7 +181,7 @@ fn access(settings: &EffectiveSettings) -> Result<Access, Error> {
 }
 
 fn cores(text: &str) -> Result<u32, String> {
-    whole(text, 0..=MAX_CORES).map(|cores| cores as u32)
+    whole_u32(text, 0..=MAX_CORES)
 }
 
 fn shared(settings: &EffectiveSettings) -> Result<Option<SharedCores>, Error> {

@@ -9,9 +9,9 @@ use std::time::Duration;
 use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
 use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, ManagerOptions, Retention, StoreOptions, Tls};
-use sublet_proto::Error;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
+use sublet_proto::{Error, to_usize};
 
 use super::{ConfiguredProgram, EffectiveSettings, Schema};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
@@ -168,7 +168,7 @@ fn nano(text: &str) -> Result<u64, String> {
 }
 
 fn queue(settings: &EffectiveSettings) -> Result<QueueLimits, Error> {
-    let requests = |text: &str| whole(text, 0..=1 << 20).map(|number| number as usize);
+    let requests = |text: &str| whole(text, 0..=1 << 20).map(to_usize);
     let total = settings.needed("queue.total", requests)?;
     let per_tenant = settings.needed("queue.per_tenant", requests)?;
     if per_tenant > total && settings.is_set("queue.per_tenant") {
@@ -184,8 +184,8 @@ const LEAST_CONNECTIONS: u64 = 64;
 const _: () = assert!(LEAST_CONNECTIONS <= MAX_CONNECTIONS as u64, "the default is below the minimum");
 
 fn connections(settings: &EffectiveSettings) -> Result<ConnectionLimits, Error> {
-    let number = |text: &str| whole(text, 1..=1 << 20).map(|number| number as usize);
-    let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(|number| number as usize);
+    let number = |text: &str| whole(text, 1..=1 << 20).map(to_usize);
+    let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(to_usize);
     let limits = ConnectionLimits {
         total: settings.value("connections.total", total)?,
         unauthenticated: settings.value("connections.unauthenticated", number)?,

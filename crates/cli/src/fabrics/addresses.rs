@@ -55,7 +55,9 @@ pub(super) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
 /// Asks for the addresses of all families.
 fn request() -> Vec<u8> {
     let mut message = Vec::with_capacity(HEAD + ADDRESS_HEAD);
-    message.extend(((HEAD + ADDRESS_HEAD) as u32).to_ne_bytes());
+    #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+    let len_bytes = (HEAD + ADDRESS_HEAD) as u32;
+    message.extend(len_bytes.to_ne_bytes());
     message.extend(RTM_GETADDR.to_ne_bytes());
     message.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
     message.resize(HEAD + ADDRESS_HEAD, 0);
@@ -72,7 +74,7 @@ fn take(mut part: &[u8], found: &mut Vec<InterfaceAddress>) -> io::Result<bool> 
         match kind {
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
-                let errno = u32_at(body, 0).map_or(0, |number| (number as i32).wrapping_neg());
+                let errno = u32_at(body, 0).map_or(0, |number| number.cast_signed().wrapping_neg());
                 return Err(io::Error::from_raw_os_error(errno));
             }
             RTM_NEWADDR => found.extend(assigned(body)),

@@ -85,7 +85,7 @@ fn ask(near: &mut impl PingPongEnd, long_enough: Duration) -> Result<f64, Error>
         if !near.receive()? {
             return Err(Error::new(Code::Internal, "the far end is gone"));
         }
-        times_ns.push(since.elapsed().as_nanos() as u64);
+        times_ns.push(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
     times_ns.sort_unstable();
     Ok(times_ns[times_ns.len() / 2] as f64)

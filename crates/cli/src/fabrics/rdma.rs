@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
+use sublet_proto::saturating_u64;
 
 const DEVICES: &str = "/sys/class/infiniband";
 /// A state's text begins with its number.
@@ -66,7 +67,11 @@ fn port(folder: &Path) -> Option<Port> {
 /// Parses a rate such as `100 Gb/sec (4X EDR)`.
 fn bits_per_s(rate: &str) -> Option<u64> {
     let (gigabits, _) = rate.split_once(" Gb/sec")?;
-    gigabits.parse().ok().filter(|gigabits: &f64| *gigabits > 0.0).map(|gigabits| (gigabits * 1e9) as u64)
+    gigabits
+        .parse()
+        .ok()
+        .filter(|gigabits: &f64| *gigabits > 0.0)
+        .map(|gigabits| saturating_u64(gigabits * 1e9))
 }
 
 /// Returns a warning if the port's packets are smaller than the interface can carry, or larger.

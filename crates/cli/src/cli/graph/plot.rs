@@ -65,7 +65,10 @@ fn draw_in(points: &[MemoryPoint], columns: usize) -> String {
     }
     let slots: Vec<MemoryPoint> = (0..columns as u64)
         .map(|column| {
-            let at = |column: u64| (u128::from(end_us) * u128::from(column) / columns as u128) as u64;
+            let at = |column: u64| {
+                let at_us = u128::from(end_us) * u128::from(column) / columns as u128;
+                u64::try_from(at_us).unwrap_or(u64::MAX)
+            };
             most_within(points, at(column), at(column + 1))
         })
         .collect();
@@ -106,7 +109,7 @@ pub(super) fn draw_svg(title: &str, points: &[MemoryPoint]) -> String {
         title = escaped(title)
     );
     for part in 0..=4_u64 {
-        let bytes = (u128::from(most) * u128::from(part) / 4) as u64;
+        let bytes = u64::try_from(u128::from(most) * u128::from(part) / 4).unwrap_or(most);
         let _ = writeln!(
             svg,
             "<line x1=\"{LEFT}\" y1=\"{0:.1}\" x2=\"{1:.1}\" y2=\"{0:.1}\"/><text class=\"y\" x=\"{2:.1}\" y=\"{3:.1}\">{4}</text>",

@@ -2,6 +2,7 @@
 //! once, in a row where it touches no other line.
 
 use sublet_proto::graph::{Component, Edge, Graph, Relation};
+use sublet_proto::{saturating_u64, to_usize};
 
 use super::labels::{condition, label};
 use super::layout::{DrawingPoint, GraphLayout, Measures, flow, lay_out};
@@ -81,7 +82,7 @@ impl DrawingPlan {
             .iter()
             .zip(&layout.boxes)
             .map(|(&width, centre)| {
-                let left = (centre.x - width as f64 / 2.0).round().max(0.0) as usize;
+                let left = to_usize(saturating_u64((centre.x - width as f64 / 2.0).round()));
                 BoxFrame { layer: layer(centre.y), left, width }
             })
             .collect();
@@ -168,8 +169,8 @@ impl Wire {
         let (upper, lower) = if is_upward { (to, from) } else { (from, to) };
         let (first_layer, last_layer) = (boxes[upper].layer, boxes[lower].layer);
         debug_assert!(first_layer <= last_layer, "an edge leads down from {first_layer} to {last_layer}");
-        let columns =
-            (first_layer..=last_layer).map(|layer| at(line, heights[layer]).round().max(0.0) as usize);
+        let columns = (first_layer..=last_layer)
+            .map(|layer| to_usize(saturating_u64(at(line, heights[layer]).round())));
         let columns: Vec<usize> = columns.collect();
         let turns = vec![None; columns.len().saturating_sub(1)];
         Wire { is_upward, first_layer, columns, turns }
