@@ -268,6 +268,13 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
 /// The least assertions in a thousand lines of each crate outside of tests.
 const LEAST_ASSERTIONS: usize = 3;
 
+/// The lints of casts that may lose something, as the root of each crate has them. Lints of the workspace cannot leave out
+/// tests, which cast numbers that they have chosen.
+const CAST_LINTS: &str = "#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]";
+
 /// Calls of the macros that assert. The names of those for debug builds end in the same way.
 const ASSERTIONS: &[&str] = &["assert!(", "assert_eq!(", "assert_ne!("];
 
@@ -430,6 +437,20 @@ fn asserts_invariants_in_every_crate() {
             "{name} has {assertions} assertions in {lines} lines, and needs {least}: assert the invariants that its \
              documents state where they are kept"
         );
+    }
+}
+
+#[test]
+fn argues_casts_of_numbers_in_every_crate() {
+    for folder in CRATES.iter().map(|rules| rules.folder).chain(["xtask"]) {
+        let root = ["lib.rs", "main.rs"].map(|name| Path::new(folder).join("src").join(name));
+        let root = root.into_iter().find(|root| sublet_tests::root().join(root).exists());
+        let root = root.unwrap_or_else(|| panic!("{folder} has neither a library nor a program"));
+        assert!(read(&root).contains(CAST_LINTS), "{} does not turn on {CAST_LINTS}", root.display());
+        for path in files(folder, &[".rs"]).into_iter().filter(|path| !is_test(path)) {
+            let is_silent = read(&path).contains("allow(clippy::cast_");
+            assert!(!is_silent, "{} allows casts: use #[expect] with a reason", path.display());
+        }
     }
 }
 

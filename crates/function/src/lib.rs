@@ -45,6 +45,11 @@
 //! take responsibility for it.
 
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 mod call;
 mod components;

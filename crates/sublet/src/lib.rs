@@ -24,6 +24,12 @@
 //!
 //! Everything else of the workspace is the library's own; only what is named here stays as it is.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 pub use sublet_proto::pool::Pool;
 pub use sublet_proto::price::bill;
 pub use sublet_proto::v1::{
