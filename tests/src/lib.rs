@@ -30,6 +30,7 @@ pub mod network;
 pub mod platform;
 pub mod process;
 pub mod program;
+pub mod rounds;
 pub mod sim;
 
 /// Folders that hold what is built, not what is written.

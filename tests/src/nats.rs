@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
 /// How long a server may take to start before the test gives up.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_PATIENCE: Duration = Duration::from_secs(180);
 
 /// Settings of the server that differ from the usual ones.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,7 @@ use sublet_proto::v1::{LeaseState, NodeState};
 use sublet_tests::cluster::{Cluster, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 const HOUR: i64 = 3600;
 const MINUTE_NS: u64 = 60_000_000_000;
@@ -64,7 +64,7 @@ impl Clock {
 }
 
 fn allocation() -> Allocation {
-    Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
+    Allocation::new(package("calls.c")).wait(PATIENCE)
 }
 
 fn client(cluster: &Cluster, timeout: Duration) -> Invoker {

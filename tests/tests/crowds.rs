@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sublet::{Access, Allocation, Code, Error};
 use sublet_proto::v1::LeaseRequest;
@@ -97,7 +96,7 @@ fn ten_thousand_requests_are_answered_within_bounds_and_fairly() {
     cluster.publish(package("calls.c"));
     let users: Vec<_> = (0..TENANTS).map(|tenant| cluster.user(&format!("tenant-{tenant}"))).collect();
     let mut client = connect(&users[0]);
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE)).unwrap();
     let package = client.package().unwrap().digest.clone();
     client.deallocate().unwrap();
     let manager = cluster.managers[0].pid();

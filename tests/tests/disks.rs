@@ -6,7 +6,6 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sublet::{Allocation, Code};
@@ -15,12 +14,12 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::nats::NatsServer;
 use sublet_tests::platform::{assert_echoes, sublet};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 /// Takes a lease, starts a worker, calls, and gives it back.
 fn assert_leases(cluster: &Cluster) {
     let mut client = connect(&cluster.user(TENANT));
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE)).unwrap();
     assert_echoes(&client);
     client.deallocate().unwrap();
 }
@@ -82,7 +81,7 @@ fn with_data(folder: &Path, name: &str, bytes: usize) -> Allocation {
     fs::copy(library("calls.c"), folder.join("libcalls.so")).unwrap();
     fs::write(folder.join("sublet.toml"), format!("name = '{name}'\nlibrary = 'libcalls.so'\n")).unwrap();
     fs::write(folder.join("data"), vec![7; bytes]).unwrap();
-    Allocation::new(folder.to_str().unwrap()).wait(Duration::from_secs(20))
+    Allocation::new(folder.to_str().unwrap()).wait(PATIENCE)
 }
 
 #[test]

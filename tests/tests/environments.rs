@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::Value;
 use sublet::{Allocation, Code, Invoker};
@@ -16,7 +15,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::disk::SmallDisk;
 use sublet_tests::platform::PlatformProcess;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 use sublet_wheels::WheelBuilder;
 
 const MODULE: &str = "
@@ -91,7 +90,7 @@ fn folder_with(more: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 fn allocation(package: &Path) -> Allocation {
-    Allocation::new(package.to_str().unwrap()).memory_bytes(64 << 20).wait(Duration::from_secs(20))
+    Allocation::new(package.to_str().unwrap()).memory_bytes(64 << 20).wait(PATIENCE)
 }
 
 fn call(client: &Invoker, function: &str, input: &[u8]) -> String {
@@ -245,7 +244,7 @@ fn removed_environment_stays_for_packages_and_leases_that_use_it() {
     assert_eq!(call(&client, "version", b""), "1");
     client.deallocate().unwrap();
     // Another node could still install it.
-    client.allocate(&Allocation::new("words").memory_bytes(64 << 20).wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&Allocation::new("words").memory_bytes(64 << 20).wait(PATIENCE)).unwrap();
     client.manager().remove_package("words").unwrap();
     assert_eq!(collect(), 0, "the lease needs its package and environment");
     client.deallocate().unwrap();

@@ -15,7 +15,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 fn call(client: &Invoker) -> Result<(), Error> {
     client.submit("echo", b"hello", &mut [0u8; 5])?.wait().map(|_| ())
@@ -27,7 +27,7 @@ fn busy(client: &Invoker, ms: u32) -> Result<(), Error> {
 }
 
 fn waiting(source: &'static str) -> Allocation {
-    Allocation::new(package(source)).wait(Duration::from_secs(20))
+    Allocation::new(package(source)).wait(PATIENCE)
 }
 
 /// Waits until calls fail, and gives the error.

@@ -48,7 +48,7 @@ fn host(cluster: &Cluster, number: u8) -> Host {
 }
 
 fn allocation() -> Allocation {
-    Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
+    Allocation::new(package("calls.c")).wait(PATIENCE)
 }
 
 /// Fabrics over which the calls of each lease travel.

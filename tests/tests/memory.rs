@@ -12,7 +12,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, connect};
 use sublet_tests::network::connections_to;
 use sublet_tests::platform::{PlatformProcess, kill};
-use sublet_tests::process::{is_stopped, wait_until};
+use sublet_tests::process::{PATIENCE, is_stopped, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// Tells the helper whose memory to hold.
@@ -177,7 +177,7 @@ fn impossible_memory_is_refused_and_used_memory_waited_for() {
     assert_fails(other.write(0, &[1]), Code::NoCapacity, &["4194304", "2097152"]);
     let patient = client.memory(plan().initial_bytes(4 * MIB).wait(Duration::from_millis(200))).unwrap();
     assert_fails(patient.write(0, &[1]), Code::NoCapacity, &["200 ms"]);
-    let patient = client.memory(plan().initial_bytes(4 * MIB).wait(Duration::from_secs(60))).unwrap();
+    let patient = client.memory(plan().initial_bytes(4 * MIB).wait(PATIENCE)).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| patient.write(0, &[2]));
         std::thread::sleep(Duration::from_millis(200));

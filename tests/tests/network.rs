@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
 use sublet::{Allocation, Code};
 use sublet_proto::v1::{BillRequest, LeaseState, NodeState};
@@ -18,7 +17,7 @@ use sublet_tests::crowd::Crowd;
 use sublet_tests::functions::package;
 use sublet_tests::network::SwitchedNetwork;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 /// A cluster on hosts: clients, managers, and one for each agent, which lends a core. `None` where this user may not.
 fn cluster(plan: ClusterPlan, agents: u8) -> Option<Cluster> {
@@ -35,7 +34,7 @@ fn address(cluster: &Cluster, host: u8) -> Ipv4Addr {
 }
 
 fn allocation() -> Allocation {
-    Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
+    Allocation::new(package("calls.c")).wait(PATIENCE)
 }
 
 /// Direction in which a link is cut.

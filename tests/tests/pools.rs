@@ -12,7 +12,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{assert_echoes, sublet};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -71,7 +71,7 @@ fn leases_prefer_their_pool_and_keep_to_a_named_one() {
     assert_fails(other.allocate(&waits), Code::NoCapacity, &[told]);
     // A core is free in another pool the whole time, and it is not taken.
     scope(|scope| {
-        let waiting = scope.spawn(|| lease(&cluster, &of_compute.clone().wait(Duration::from_secs(60))).1);
+        let waiting = scope.spawn(|| lease(&cluster, &of_compute.clone().wait(PATIENCE)).1);
         drop(held);
         assert_eq!(waiting.join().unwrap(), "node-0");
     });

@@ -11,7 +11,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -50,7 +50,7 @@ fn requests_beyond_a_quota_are_refused_by_its_name() {
     // More than the quota in one request; and then without any.
     cluster.set_quota("bounded", Quota { cores: Some(1), ..Quota::default() });
     let mut client = connect(&access);
-    let two = Allocation::new(package("calls.c")).cores(2).wait(Duration::from_secs(20));
+    let two = Allocation::new(package("calls.c")).cores(2).wait(PATIENCE);
     assert_fails(client.allocate(&two), Code::QuotaExceeded, &["2", "1"]);
     cluster.set_quota("bounded", Quota::default());
     client.allocate(&two).unwrap();
@@ -85,7 +85,7 @@ fn a_lease_whose_node_goes_to_another_manager_counts_once() {
     assert_echoes(&holder);
     // Up to the quota, and no further; and what has moved ends as it would have.
     let mut second = connect(&access);
-    second.allocate(&allocation().wait(Duration::from_secs(20))).unwrap();
+    second.allocate(&allocation().wait(PATIENCE)).unwrap();
     assert_echoes(&second);
     assert_fails(connect(&access).allocate(&allocation()), Code::QuotaExceeded, &["moved", "2"]);
     let usage = holder.deallocate().unwrap();
@@ -120,6 +120,6 @@ fn a_spent_quota_allows_no_lease_until_it_is_raised() {
     let mut client = connect(&access);
     assert_fails(client.allocate(&allocation()), Code::QuotaExceeded, &["thrifty"]);
     cluster.set_quota("thrifty", Quota { spend_nano: Some(1_000 * price), ..Quota::default() });
-    client.allocate(&allocation().wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&allocation().wait(PATIENCE)).unwrap();
     assert_echoes(&client);
 }

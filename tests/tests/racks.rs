@@ -14,7 +14,7 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, TEN
 use sublet_tests::functions::{library, package};
 use sublet_tests::graph::{sum_to, sums, total};
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 /// Racks with a manager each, and one above them.
 struct Racks {
@@ -153,7 +153,7 @@ fn waiting_requests_survive_the_global_managers_death() {
         let (first, next) = scope(|scope| {
             let waits = scope.spawn(|| {
                 let mut client = connect(&user);
-                let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(60));
+                let allocation = Allocation::new(package("calls.c")).wait(PATIENCE);
                 client.allocate(&allocation).unwrap();
                 client
             });

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, Invoker};
@@ -22,7 +22,7 @@ use sublet_tests::global::{
     GlobalProcess, READ, WRITE, allow, exchange, linked_unit, package_in_python, refused,
 };
 use sublet_tests::network::{Host, SwitchedNetwork};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 use sublet_tests::root;
 use tempfile::TempDir;
 
@@ -185,7 +185,7 @@ fn python() -> TempDir {
 
 fn allocation(package: &TempDir, kind: &str) -> Allocation {
     let path = package.path().to_str().unwrap();
-    Allocation::new(path).memory_bytes(64 * MIB).pu(kind).wait(Duration::from_secs(60))
+    Allocation::new(path).memory_bytes(64 * MIB).pu(kind).wait(PATIENCE)
 }
 
 fn call(client: &Invoker, function: &str, input: &[u8]) -> Result<Vec<u8>, sublet::Error> {

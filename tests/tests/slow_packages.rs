@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::process::Stdio;
-use std::time::Duration;
 
 use sublet::{Allocation, Code};
 use sublet_proto::network::Fabric;
@@ -19,6 +18,7 @@ use sublet_tests::functions::library;
 use sublet_tests::hand::ByHand;
 use sublet_tests::network::SwitchedNetwork;
 use sublet_tests::platform::assert_echoes;
+use sublet_tests::process::PATIENCE;
 
 /// For longer than an agent may be silent, and shorter than one tries to connect to a manager that says nothing.
 const SIGNS: usize = 5;
@@ -106,7 +106,7 @@ fn a_remote_client_waits_for_a_slow_package() {
         let digest = client.manager().deploy(read_package(&folder).unwrap()).unwrap().package.unwrap().digest;
         // More than ten seconds for what was deployed.
         cluster.network.as_ref().unwrap().shape(MANAGER_HOST, 1);
-        client.allocate(&Allocation::new(digest).wait(Duration::from_secs(20))).unwrap();
+        client.allocate(&Allocation::new(digest).wait(PATIENCE)).unwrap();
         assert_echoes(&client);
         client.deallocate().unwrap();
         let lines = cluster.operator().manager().bill(BillRequest::default()).unwrap().lines;

@@ -13,7 +13,7 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, StoreChoice, TENANT
 use sublet_tests::functions::{library, package};
 use sublet_tests::nats;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// Longer than a manager waits for its store before it says that it does not answer.
@@ -30,7 +30,7 @@ fn in_use(plan: ClusterPlan) -> (Cluster, Invoker) {
 
 /// Takes a lease of what is deployed, calls, and gives it back; the lease and what its agent says.
 fn lease_and_call(client: &mut Invoker) -> Result<(String, Usage), Error> {
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20)))?;
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE))?;
     let lease = client.lease().unwrap().id;
     client.submit("busy", &[100u32], &mut [0u8; 0])?.wait()?;
     Ok((lease, client.deallocate()?))
@@ -81,7 +81,7 @@ fn leases_are_granted_and_billed_while_the_store_is_dead() {
     let mut leases: Vec<_> = (0..3).map(|_| lease_and_call(&mut client).unwrap()).collect();
     let (status, said) = deploy(&cluster, &package("faults.c")).unwrap_err();
     assert_eq!(status, exit_status(Code::StoreUnreachable), "{said}");
-    holder.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();
+    holder.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE)).unwrap();
     sleep(SLOW);
     assert_echoes(&holder);
     cluster.nats.as_mut().unwrap().restart();

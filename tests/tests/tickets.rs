@@ -15,11 +15,12 @@ use sublet_proto::v1::{LeaseGrant, LeaseRequest, Renew, SignedTicket, Ticket};
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
+use sublet_tests::process::PATIENCE;
 
 /// Deploys the functions by taking a lease, and gives their digest.
 fn deploy(access: &Access) -> String {
     let mut client = connect(access);
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE)).unwrap();
     let digest = client.package().unwrap().digest.clone();
     client.deallocate().unwrap();
     digest

@@ -13,7 +13,7 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, wait_until};
 
 /// A token of the right form that no manager has issued.
 fn made_up() -> String {
@@ -23,7 +23,7 @@ fn made_up() -> String {
 /// Tries to lease with this access.
 fn try_to_lease(access: &Access) -> Result<(), Error> {
     let mut client = sublet::Invoker::connect_with(access.clone())?;
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20)))?;
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE))?;
     client.submit("echo", b"hello", &mut [0u8; 5])?.wait()?;
     client.deallocate().map(|_| ())
 }
@@ -156,7 +156,7 @@ fn nothing_is_released_before_the_token_is_verified() {
     let cluster = two_managers();
     try_to_lease(&cluster.user(TENANT)).unwrap();
     let mut client = cluster.invoker();
-    client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();
+    client.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE)).unwrap();
     let digest = client.package().unwrap().digest.clone();
     client.deallocate().unwrap();
     cluster.wait_until_idle();
