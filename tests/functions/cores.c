@@ -8,9 +8,10 @@
 
 #include "echo.h"
 
-static long long now_ms(void) {
+/* Processor time of the process. */
+static long long used_ms(void) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
@@ -23,8 +24,8 @@ SUBLET_FUNCTION uint32_t work(void *in, uint32_t size, void *out) {
     return 0;
 }
 
-/* Leaves as many processes behind as its input says, each of which keeps the processor busy for the given
- * milliseconds. */
+/* Leaves as many processes behind as its input says, each of which uses as many milliseconds of processor time as the
+ * input says, too. */
 SUBLET_FUNCTION uint32_t leave_spinning(void *in, uint32_t size, void *out) {
     uint32_t words[2], born = 0;
     (void)size;
@@ -32,8 +33,8 @@ SUBLET_FUNCTION uint32_t leave_spinning(void *in, uint32_t size, void *out) {
     for (uint32_t child = 0; child < words[0]; child++) {
         pid_t pid = fork();
         if (pid == 0) {
-            long long until = now_ms() + words[1];
-            while (now_ms() < until) {}
+            long long until = used_ms() + words[1];
+            while (used_ms() < until) {}
             _exit(0);
         }
         born += pid > 0;

@@ -7,11 +7,14 @@
 #include "counted.h"
 #include "global.h"
 
+/* Ends only what hangs. */
+#define PATIENCE_MS 180000
+
 /* The longest input, and a graph's document; answers the chain. */
 SUBLET_FUNCTION uint32_t join(void *in, uint32_t size, void *out, sublet_context *context) {
     const uint32_t *words = in;
     uint32_t chain;
-    if (sublet_chain_start((const char *)in + 4, size - 4, words[0], 20000, &chain)) return failed(context);
+    if (sublet_chain_start((const char *)in + 4, size - 4, words[0], PATIENCE_MS, &chain)) return failed(context);
     return put(out, &chain, sizeof chain);
 }
 
@@ -41,7 +44,7 @@ SUBLET_FUNCTION uint32_t count(void *in, uint32_t size, void *out, sublet_contex
             before = counted();
             (void)!getpgid(MARKER);
         }
-        if (sublet_chain_call(words[0], call % 2 ? "cat" : "dog", 3, answer, sizeof answer, 20000, NULL)) return failed(context);
+        if (sublet_chain_call(words[0], call % 2 ? "cat" : "dog", 3, answer, sizeof answer, PATIENCE_MS, NULL)) return failed(context);
     }
     (void)!getpgid(MARKER);
     const uint64_t allocated = before == UINT64_MAX ? before : counted() - before;
@@ -97,6 +100,12 @@ SUBLET_FUNCTION uint32_t nap(void *in, uint32_t size, void *out, sublet_context 
     for (uint32_t at = 0; at < size; at++) ms = ms * 10 + (((char *)in)[at] - '0');
     const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     nanosleep(&time, NULL);
+    return echo(in, size, out, context);
+}
+
+/* Answers its input if that is one letter long, and keeps its core busy for ever otherwise. */
+SUBLET_FUNCTION uint32_t spin(void *in, uint32_t size, void *out, sublet_context *context) {
+    for (volatile unsigned n = 0; size > 1; n++) {}
     return echo(in, size, out, context);
 }
 

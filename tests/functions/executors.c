@@ -5,12 +5,15 @@
 
 #include "global.h"
 
+/* Ends only what hangs. */
+#define PATIENCE_MS 180000
+
 /* The number of a processor, and the longest input; answers the executor. */
 SUBLET_FUNCTION uint32_t begin(void *in, uint32_t size, void *out, sublet_context *context) {
     uint32_t *words = in, unit, executor;
     (void)size;
     if (sublet_xpu_unit(words[0], &unit)) return failed(context);
-    if (sublet_executor_start(unit, words[1], 10000, &executor)) return failed(context);
+    if (sublet_executor_start(unit, words[1], PATIENCE_MS, &executor)) return failed(context);
     return put(out, &executor, sizeof executor);
 }
 
@@ -37,10 +40,10 @@ SUBLET_FUNCTION uint32_t spread(void *in, uint32_t size, void *out, sublet_conte
     uint32_t *executors = in;
     uint64_t sum = 0;
     for (uint64_t at = 0; at < size / 4; at++)
-        if (sublet_executor_submit(executors[at], "square", &at, sizeof at, 5000)) return failed(context);
+        if (sublet_executor_submit(executors[at], "square", &at, sizeof at, PATIENCE_MS)) return failed(context);
     for (uint64_t at = 0; at < size / 4; at++) {
         uint64_t square;
-        if (sublet_executor_result(executors[at], &square, sizeof square, 5000, NULL)) return failed(context);
+        if (sublet_executor_result(executors[at], &square, sizeof square, PATIENCE_MS, NULL)) return failed(context);
         sum += square;
     }
     return put(out, &sum, sizeof sum);
@@ -50,7 +53,7 @@ SUBLET_FUNCTION uint32_t spread(void *in, uint32_t size, void *out, sublet_conte
 SUBLET_FUNCTION uint32_t flood(void *in, uint32_t size, void *out, sublet_context *context) {
     const uint64_t number = 3;
     (void)size, (void)out;
-    while (!sublet_executor_submit(*(uint32_t *)in, "square", &number, sizeof number, 5000)) {}
+    while (!sublet_executor_submit(*(uint32_t *)in, "square", &number, sizeof number, PATIENCE_MS)) {}
     return failed(context);
 }
 
@@ -89,6 +92,12 @@ SUBLET_FUNCTION uint32_t nap(void *in, uint32_t size, void *out, sublet_context 
     (void)size, (void)context;
     nanosleep(&time, NULL);
     return put(out, &ms, sizeof ms);
+}
+
+/* Keeps its core busy for ever. */
+SUBLET_FUNCTION uint32_t spin(void *in, uint32_t size, void *out) {
+    (void)in, (void)size, (void)out;
+    for (volatile unsigned n = 0;; n++) {}
 }
 
 SUBLET_FUNCTION uint32_t die(void *in, uint32_t size, void *out, sublet_context *context) {

@@ -88,6 +88,7 @@ SUBLET_FUNCTION uint32_t pry(void *in, uint32_t size, void *out) {
 }
 
 static volatile uint64_t *slot;
+static volatile uint32_t *told;
 static uint64_t slot_bits;
 static uint32_t own_process;
 
@@ -113,13 +114,15 @@ static void *squat_for_ever(void *names_a_neighbour) {
     slot_bits = process << 32 | 99;
     for (;;) {
         *slot = slot_bits;
+        if (told) *told = 1;
         usleep(200);
     }
     return NULL;
 }
 
 /* Has a thread hold the slot of this worker's shared core, whichever worker executes: in the name of a process that
- * does not exist, or if the input is 1, of the next neighbour that executes. Answers 1. */
+ * does not exist, or if the input is 1, of the next neighbour that executes. Answers 1. The second word of the input, if there is
+ * one, becomes 1 when the thread holds the slot. */
 SUBLET_FUNCTION uint32_t squat(void *in, uint32_t size, void *out, sublet_context *context) {
     const uint32_t names_a_neighbour = size >= 4 ? *(uint32_t *)in : 0;
     const uint32_t begun = 1;
@@ -127,6 +130,7 @@ SUBLET_FUNCTION uint32_t squat(void *in, uint32_t size, void *out, sublet_contex
     slot = mapped("sublet-core");
     if (!slot) return sublet_fail(context, "no slot");
     own_process = (uint32_t)(*slot >> 32);
+    told = size >= 8 ? (uint32_t *)in + 1 : NULL;
     if (pthread_create(&thread, NULL, squat_for_ever, names_a_neighbour ? (void *)1 : NULL)) return sublet_fail(context, "no thread");
     return put(out, &begun, sizeof begun);
 }

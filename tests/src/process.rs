@@ -9,7 +9,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_thread_re
 
 /// Time after which an event that has not happened never will, on a machine that is ten times slower than usual and
 /// stands still for some seconds now and then. It only ends tests that hang.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS as u64);
+/// [`PATIENCE`] in milliseconds.
+pub const PATIENCE_MS: u32 = 180_000;
 /// A Unix user that is neither a test's own nor root.
 pub const NOBODY: u32 = 65_534;
 /// Another one.
@@ -110,6 +112,16 @@ pub const TICKS_PER_SECOND: u64 = 100;
 pub fn cpu_ticks(pid: u32) -> u64 {
     let stat = Stat::of(Path::new(&format!("/proc/{pid}")));
     stat.unwrap_or_else(|| panic!("there is no process {pid}")).cpu_ticks
+}
+
+/// Waits until a process has used the processor for a fifth of a second: one that sleeps between calls executes.
+///
+/// # Panics
+/// If it does not, or is not there.
+#[track_caller]
+pub fn wait_until_busy(pid: u32) {
+    let before = cpu_ticks(pid);
+    wait_until("the process uses the processor", || cpu_ticks(pid) >= before + TICKS_PER_SECOND / 5);
 }
 
 /// The inodes of the memory files that a process has mapped and whose names begin with this.

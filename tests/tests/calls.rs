@@ -41,14 +41,17 @@ fn patient() -> CallOptions {
     CallOptions { deadline: Some(Instant::now() + PATIENCE), ..CallOptions::default() }
 }
 
-/// Usage of the only lease as the manager knows it, once a report has arrived.
+/// Usage of the only lease that has not ended, as the manager knows it, once a report has arrived.
 fn bill(platform: &PlatformProcess) -> Value {
-    let mut bill = Value::Null;
+    let mut usage = Value::Null;
     wait_until("the lease is on the bill", || {
-        bill = platform.json(&["bill"]);
-        bill["leases"].as_array().is_some_and(|lines| !lines.is_empty())
+        let bill = platform.json(&["bill"]);
+        let mut lines = bill["leases"].as_array().into_iter().flatten();
+        let running = lines.find(|line| line["state"] != "ended");
+        usage = running.map(|line| line["usage"].clone()).unwrap_or_default();
+        !usage.is_null()
     });
-    bill["leases"][0]["usage"].take()
+    usage
 }
 
 /// Waits for a report of the agent that was made after this one.
@@ -121,12 +124,21 @@ fn executing_polling_and_allocated_time_are_accounted_apart() {
         let (busy, ms) = (client.function("busy").unwrap(), [30u32]);
         let done = client.submit_with(busy, &ms, &mut [0u8; 0], options).unwrap().wait().unwrap();
         assert!(done.executing >= Duration::from_millis(29), "{done:?}");
-        std::thread::sleep(Duration::from_millis(30));
+        let nanoseconds = |field: &str| bill(&platform)[field].as_u64().unwrap();
+        // A warm worker looks once more before it sleeps.
+        wait_until("the worker waits as its policy says", || {
+            thread_states(platform.worker(), "worker 0") == [if polls { 'R' } else { 'S' }]
+        });
+        let (polled, allocated) = (nanoseconds("polling_ns"), nanoseconds("allocated_ns"));
+        wait_until("it waits for 30 ms", || {
+            let (field, before) = if polls { ("polling_ns", polled) } else { ("allocated_ns", allocated) };
+            nanoseconds(field) >= before + 30_000_000
+        });
         let usage = client.deallocate().unwrap();
         assert_eq!((usage.calls, usage.failed_calls), (1, 0));
         assert!(usage.executing_ns >= 29_000_000, "{usage:?}");
-        // A warm worker looks once more before it sleeps.
-        assert_eq!(usage.polling_ns >= 29_000_000, polls, "{usage:?}");
+        // The agent knows the rate of the counter better and better.
+        assert_eq!(usage.polling_ns >= polled + 29_000_000, polls, "{polled} ns polled before: {usage:?}");
         assert!(usage.allocated_ns >= 59_000_000, "{usage:?}");
         assert!(usage.executing_ns + usage.polling_ns <= usage.allocated_ns, "{usage:?}");
 
@@ -151,11 +163,14 @@ fn executing_polling_and_allocated_time_are_accounted_apart() {
 fn allocating_ahead_of_time_charges_no_polling_when_warm() {
     let platform = PlatformProcess::start();
     let mut client = platform.client_with(&calls().policy(Policy::AlwaysWarm));
-    std::thread::sleep(Duration::from_millis(100));
-    let usage = client.deallocate().unwrap();
-    assert_eq!((usage.polling_ns, usage.calls), (0, 0));
-    assert!(usage.allocated_ns >= 100_000_000, "{usage:?}");
     // Starting is computing; sleeping is not.
+    let nanoseconds = |bill: &Value, field: &str| bill[field].as_u64().unwrap();
+    wait_until("only allocated time grows", || {
+        let bill = bill(&platform);
+        nanoseconds(&bill, "executing_ns") < nanoseconds(&bill, "allocated_ns") / 2
+    });
+    let usage = client.deallocate().unwrap();
+    assert_eq!((usage.polling_ns, usage.calls), (0, 0), "{usage:?}");
     assert!(usage.executing_ns < usage.allocated_ns / 2, "{usage:?}");
 }
 

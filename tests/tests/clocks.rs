@@ -9,7 +9,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use sublet::{Allocation, Code, Invoker};
@@ -19,9 +18,11 @@ use sublet_tests::cluster::{Cluster, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{PATIENCE, wait_until};
+use sublet_tests::rounds::{wait_for_journal, wait_for_reports};
 
 const HOUR: i64 = 3600;
-const MINUTE_NS: u64 = 60_000_000_000;
+/// More time than any of these tests takes, and less than the clock jumps.
+const HALF_HOUR_NS: u64 = 30 * 60 * 1_000_000_000;
 
 /// A wall clock that can be moved.
 struct Clock {
@@ -88,9 +89,8 @@ fn assert_ends_in_time(cluster: &Cluster, meanwhile: impl FnOnce()) {
     assert_eq!(error.code, Code::LeaseExpired, "{error}");
     // Rounded to the clock's milliseconds.
     assert!(held >= Duration::from_millis(2_990), "it ended {held:?} after it was asked for");
-    let line = cluster.final_bill(&lease);
-    let usage = line.usage.unwrap();
-    assert!(Duration::from_nanos(usage.allocated_ns) <= held + Duration::from_secs(1), "{usage:?}");
+    let usage = cluster.final_bill(&lease).usage.unwrap();
+    assert!(Duration::from_nanos(usage.allocated_ns) <= since.elapsed(), "{usage:?}");
 }
 
 /// Everything works: leases in flight, new ones, renewals, ends, bills.
@@ -101,7 +101,7 @@ fn assert_unimpressed(cluster: &Cluster, holder: &Invoker) {
     let lease = holder.lease().unwrap().id;
     let held = cluster.lease(&lease).unwrap();
     assert_eq!(held.state(), LeaseState::Attached);
-    assert!(cluster.billed(&lease).usage.unwrap().allocated_ns < 2 * MINUTE_NS);
+    assert!(cluster.billed(&lease).usage.unwrap().allocated_ns < HALF_HOUR_NS);
     assert_eq!(cluster.node(&held.node).unwrap().state(), NodeState::Lending);
 }
 
@@ -111,14 +111,15 @@ fn assert_jumps_change_nothing(cluster: &Cluster, clock: &Clock) {
     let mut holder = client(cluster, Duration::from_secs(600));
     for seconds in [HOUR, 0, -HOUR] {
         clock.jump(seconds);
-        // A few heartbeats.
-        sleep(Duration::from_millis(1_500));
+        for agent in &cluster.agents {
+            wait_for_reports(&cluster.managers[0], &agent.name, 2);
+        }
         assert_unimpressed(cluster, &holder);
     }
     assert_ends_in_time(cluster, || clock.jump(HOUR));
     assert_ends_in_time(cluster, || clock.jump(-HOUR));
     let usage = holder.deallocate().unwrap();
-    assert!(usage.allocated_ns < 2 * MINUTE_NS, "{usage:?}");
+    assert!(usage.allocated_ns < HALF_HOUR_NS, "{usage:?}");
 }
 
 #[test]
@@ -158,11 +159,11 @@ fn a_restarted_manager_with_another_clock_keeps_leases() {
             cluster.lease(&lease).is_some_and(|lease| lease.state() == LeaseState::Attached)
         });
         holder.renew(Duration::from_secs(600)).unwrap();
-        assert!(cluster.billed(&lease).usage.unwrap().allocated_ns < 2 * MINUTE_NS);
+        assert!(cluster.billed(&lease).usage.unwrap().allocated_ns < HALF_HOUR_NS);
     }
     let usage = holder.deallocate().unwrap();
     assert_eq!(cluster.final_bill(&lease).usage.unwrap(), usage);
-    assert!(usage.allocated_ns < 2 * MINUTE_NS, "{usage:?}");
+    assert!(usage.allocated_ns < HALF_HOUR_NS, "{usage:?}");
     cluster.assert_serves();
 }
 
@@ -173,12 +174,13 @@ fn a_restarted_agent_with_another_clock_reports_usage() {
     for seconds in [HOUR, -HOUR] {
         let mut client = client(&cluster, Duration::from_secs(600));
         let lease = client.lease().unwrap().id;
-        client.submit("busy", &[2_000u32], &mut [0u8; 0]).unwrap().wait().unwrap();
+        client.submit("busy", &[1_000u32], &mut [0u8; 0]).unwrap().wait().unwrap();
+        wait_for_journal(&cluster.agents[0]);
         clock.jump(seconds);
         cluster.agents[0].kill();
         cluster.agents[0].restart_with(|command| clock.give(command));
         let usage = cluster.final_bill(&lease).usage.unwrap();
-        assert!((1_000_000_000..MINUTE_NS).contains(&usage.allocated_ns), "{usage:?}");
+        assert!((1_000_000_000..HALF_HOUR_NS).contains(&usage.allocated_ns), "{usage:?}");
         assert!(client.deallocate().is_err());
         cluster.assert_serves();
     }

@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -17,7 +16,7 @@ use sublet_proto::v1::Usage;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::platform::{PlatformProcess, kill, sublet};
-use sublet_tests::process::{stay_on_lowest_core, wait_until};
+use sublet_tests::process::{children, stay_on_lowest_core, wait_until};
 
 /// Processes that a hostile function leaves behind.
 const SPINNERS: u32 = 104;
@@ -180,15 +179,10 @@ fn processes_that_go_on_between_calls_are_billed() {
     let _alone = lock(&BUSY);
     let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
-    let file = count_file(platform.worker());
-    assert_eq!(answer(&client, "leave_spinning", &[4, 1_500]), 4);
-    sleep(Duration::from_millis(1_500));
-    let used = || file.as_deref().map_or(Duration::ZERO, counted);
-    wait_until("they have ended", || {
-        let before = used();
-        sleep(Duration::from_millis(50));
-        used() < before + Duration::from_millis(1)
-    });
+    let worker = platform.worker();
+    let file = count_file(worker);
+    assert_eq!(answer(&client, "leave_spinning", &[4, 400]), 4);
+    wait_until("they have ended", || children(worker).is_empty());
     let usage = assert_billed_by_the_kernels_count(&mut client, file.as_deref());
     assert!(usage.executing_ns >= 500_000_000, "the call itself has hardly taken time: {usage:?}");
     assert_eq!((usage.calls, usage.failed_calls), (1, 0));
@@ -206,7 +200,7 @@ fn usage_of_a_dead_worker_stays_on_the_bill() {
     let worker = platform.worker();
     let file = count_file(worker).unwrap();
     assert_eq!(answer(&client, "leave_spinning", &[1, 600_000]), 1);
-    sleep(Duration::from_millis(700));
+    wait_until("it uses processor time", || counted(&file) >= Duration::from_millis(500));
     let before = counted(&file);
     kill(worker, Signal::KILL);
     wait_until("its sandbox is gone", || !file.exists());

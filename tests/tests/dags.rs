@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, Error};
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{kernels, package};
 use sublet_tests::global::{GlobalProcess, computer, linked_unit, refused};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE_MS, wait_until, wait_until_busy};
 
 /// Has graphs called.
 struct Caller(GlobalProcess);
@@ -46,7 +44,7 @@ impl Caller {
 
 impl Chain<'_> {
     fn call(&self, input: &str) -> Result<Vec<u8>, Error> {
-        self.call_within(20_000, input)
+        self.call_within(PATIENCE_MS, input)
     }
 
     fn call_within(&self, ms: u32, input: &str) -> Result<Vec<u8>, Error> {
@@ -199,8 +197,10 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
     assert!(error.message.ends_with("complain: no such colour"), "{error}");
     assert_eq!(chain.text("c"), "cc");
     for _ in 0..3 {
+        // On a machine that stands still the time may be over before the first component has ended.
         let error = chain.call_within(10, "100").unwrap_err();
-        assert!(error.message.contains("nap: ") && error.message.contains("in time"), "{error}");
+        let is_told = ["nap: ", "echo: "].iter().any(|name| error.message.contains(name));
+        assert!(is_told && error.message.contains("in time"), "{error}");
     }
     assert_eq!((chain.text("c"), chain.text("1")), ("cc".into(), "1a".into()), "and not what came too late");
     let error = chain.call("die").unwrap_err();
@@ -227,15 +227,15 @@ fn a_lost_unit_ends_its_call_and_others_continue() {
     let mut cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     linked_unit(&caller.0);
-    let over_both = graph(&["echo", "nap@dpu", "a", "c"], &["echo>nap?1", "nap>a", "echo>c?c"]);
+    let over_both = graph(&["echo", "spin@dpu", "a", "c"], &["echo>spin?1", "spin>a", "echo>c?c"]);
     let chain = caller.start(&over_both).unwrap();
     assert_eq!(chain.text("1"), "1a");
     std::thread::scope(|scope| {
-        let called = scope.spawn(|| chain.call_within(60_000, "15000"));
-        std::thread::sleep(Duration::from_millis(200));
+        let called = scope.spawn(|| chain.call("11"));
+        wait_until_busy(cluster.agents[1].worker());
         cluster.agents[1].kill();
         let error = called.join().unwrap().unwrap_err();
-        assert!(error.message.contains("nap: executor") && error.message.ends_with("has ended"), "{error}");
+        assert!(error.message.contains("spin: executor") && error.message.ends_with("has ended"), "{error}");
     });
     refused(chain.call("1"), "has ended");
     assert_eq!(chain.text("c"), "cc");

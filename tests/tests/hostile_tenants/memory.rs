@@ -1,7 +1,6 @@
 //! Memory and numbers that processes of two tenants could share: shared cores, FIFOs, regions.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use sublet::{Allocation, Code, Error, Invoker, Policy};
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
@@ -85,9 +84,17 @@ fn an_overwritten_slot_is_free_when_the_lease_ends() {
         let victims = [ALICE, "bob"].map(|tenant| lease(&cluster, tenant, &shared("calls.c")));
         let mut mallory = lease(&cluster, MALLORY, &shared("hostile_tenant.c"));
         victims.iter().for_each(assert_echoes);
-        assert_eq!(words(&mallory, "squat", &names_a_neighbour.to_le_bytes()).unwrap()[0], 1);
-        if names_a_neighbour == 1 {
-            while_executing(&victims[0], || std::thread::sleep(Duration::from_millis(100)));
+        let mut order = mallory.buffer::<u32>(2).unwrap();
+        order.copy_from_slice(&[names_a_neighbour, 0]);
+        let mut begun = [0u32];
+        mallory.submit("squat", &order, &mut begun).unwrap().wait().unwrap();
+        assert_eq!(begun, [1]);
+        let wait = || {
+            wait_until("it holds the slot", || order.atomic(1).load(Ordering::Acquire) == 1);
+        };
+        match names_a_neighbour {
+            0 => wait(),
+            _ => while_executing(&victims[0], wait),
         }
         // Neighbours are turned away at once, and none waits.
         wait_until("calls are turned away", || {
