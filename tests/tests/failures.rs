@@ -6,7 +6,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -19,7 +19,8 @@ use sublet_tests::platform::{
     PlatformProcess, assert_echoes, assert_memory_bomb_ends_alone, executing_process as process, kill,
 };
 use sublet_tests::process::{
-    PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until,
+    PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until, wait_until_asleep,
+    with_growing_time,
 };
 
 const MIB: u64 = 1 << 20;
@@ -251,10 +252,12 @@ fn calls_in_flight_end_when_the_lease_is_given_back() {
 #[test]
 fn a_lease_that_expires_ends_its_calls() {
     let platform = PlatformProcess::start();
-    let allocation = Allocation::new(package("faults.c")).timeout(Duration::from_millis(1200));
-    let mut client = platform.client_with(&allocation);
+    let mut client = with_growing_time(Duration::from_millis(1200), |time| {
+        let mut client = platform.invoker();
+        client.allocate(&Allocation::new(package("faults.c")).timeout(time).wait(PATIENCE)).ok()?;
+        call(&client, "echo").is_ok().then_some(client)
+    });
     let lease = client.lease().unwrap().id.clone();
-    assert_echoes(&client);
     assert_fails(call(&client, "spin"), Code::LeaseExpired, &[&lease]);
     assert!(platform.workers().is_empty());
     assert_fails(call(&client, "echo"), Code::LeaseExpired, &[&lease]);
@@ -331,9 +334,12 @@ fn a_sleeping_warm_client_survives_its_workers_death() {
     let spinning = client.submit("spin", &flag, &mut output).unwrap();
     wait_for_flag(&flag);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| spinning.wait());
-        // Long enough to be asleep, though nothing depends on it.
-        sleep(Duration::from_millis(20));
+        let (tell, told) = channel();
+        let waiting = scope.spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            spinning.wait()
+        });
+        wait_until_asleep(told.recv().unwrap());
         kill(platform.worker(), Signal::KILL);
         assert_fails(waiting.join().unwrap(), Code::WorkerDied, &["SIGKILL"]);
     });

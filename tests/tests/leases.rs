@@ -5,7 +5,6 @@
 
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -15,7 +14,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::{PATIENCE, wait_until};
+use sublet_tests::process::{PATIENCE, wait_until, with_growing_time};
 
 fn call(client: &Invoker) -> Result<(), Error> {
     client.submit("echo", b"hello", &mut [0u8; 5])?.wait().map(|_| ())
@@ -59,10 +58,12 @@ fn lend_again(cluster: &Cluster) {
 #[test]
 fn a_lease_expires_and_its_core_is_leased_again() {
     let cluster = Cluster::with_agents(1);
-    let mut client = cluster.invoker();
-    client.allocate(&waiting("calls.c").timeout(Duration::from_secs(2))).unwrap();
+    let client = with_growing_time(Duration::from_secs(2), |time| {
+        let mut client = cluster.invoker();
+        client.allocate(&waiting("calls.c").timeout(time)).ok()?;
+        call(&client).is_ok().then_some(client)
+    });
     let lease = client.lease().unwrap().id.clone();
-    assert_echoes(&client);
     let error = wait_for_end(&client);
     assert_eq!(error.code, Code::LeaseExpired, "{error}");
     cluster.assert_serves();
@@ -76,16 +77,20 @@ fn a_lease_expires_and_its_core_is_leased_again() {
 #[test]
 fn a_renewed_lease_keeps_its_call_in_flight() {
     let cluster = Cluster::with_agents(1);
-    let mut client = cluster.invoker();
-    client.allocate(&waiting("calls.c").timeout(Duration::from_secs(2))).unwrap();
-    let lease = client.lease().unwrap();
-    let since = Instant::now();
-    std::thread::scope(|scope| {
-        let calling = scope.spawn(|| busy(&client, 3_000));
-        client.renew(Duration::from_secs(60)).unwrap();
-        calling.join().unwrap().unwrap();
+    let (mut client, lease) = with_growing_time(Duration::from_secs(2), |time| {
+        let mut client = cluster.invoker();
+        client.allocate(&waiting("calls.c").timeout(time)).ok()?;
+        let lease = client.lease()?;
+        let longer = time + Duration::from_secs(1);
+        let (called, renewed) = std::thread::scope(|scope| {
+            let calling = scope.spawn(|| busy(&client, longer.as_millis().try_into().unwrap()));
+            let renewed = client.renew(Duration::from_secs(600));
+            (calling.join().unwrap(), renewed)
+        });
+        renewed.ok()?;
+        called.unwrap();
+        Some((client, lease))
     });
-    assert!(since.elapsed() > Duration::from_secs(2));
     assert_echoes(&client);
     let renewed = client.lease().unwrap();
     assert_eq!(renewed.id, lease.id);
@@ -116,19 +121,22 @@ fn what_is_released_early_is_leased_again() {
 fn only_an_idle_lease_is_reaped() {
     let mut cluster = Cluster::with_agents(1);
     cluster.add_agent(LentCores::cores(1));
-    let idle_after = waiting("calls.c").idle_timeout(Duration::from_secs(1));
-    let (mut idle, mut calling) = (cluster.invoker(), cluster.invoker());
-    idle.allocate(&idle_after).unwrap();
-    calling.allocate(&idle_after).unwrap();
-    let lease = idle.lease().unwrap().id.clone();
-    // A call that takes longer is no idleness.
-    busy(&calling, 2_500).unwrap();
-    for _ in 0..10 {
-        sleep(Duration::from_millis(200));
-        assert_echoes(&calling);
-    }
-    wait_until("the idle one is reaped", || {
-        cluster.lease(&lease).is_some_and(|lease| lease.state() == LeaseState::Ended)
+    // A machine that stands still for longer than the time lets the other lease be idle, too.
+    let (idle, lease, calling) = with_growing_time(Duration::from_secs(1), |time| {
+        let idle_after = waiting("calls.c").idle_timeout(time);
+        let (mut idle, mut calling) = (cluster.invoker(), cluster.invoker());
+        idle.allocate(&idle_after).ok()?;
+        calling.allocate(&idle_after).ok()?;
+        let lease = idle.lease()?.id;
+        let mut called = call(&calling);
+        wait_until("the idle one is reaped", || {
+            called = called.clone().and_then(|()| call(&calling));
+            cluster.lease(&lease).is_some_and(|lease| lease.state() == LeaseState::Ended)
+        });
+        // A call that takes longer is no idleness.
+        let longer = (time * 5 / 2).as_millis().try_into().unwrap();
+        called.and_then(|()| busy(&calling, longer)).and_then(|()| call(&calling)).ok()?;
+        Some((idle, lease, calling))
     });
     let ended = cluster.lease(&lease).unwrap();
     assert!(ended.end_reason.contains("idle"), "{ended:?}");
@@ -211,15 +219,15 @@ fn a_reclaimed_node_gives_notice_and_then_takes_its_cores() {
     flag.set(0, 0);
     let mut output = [0u8; 8];
     let since = Instant::now();
-    let reclaiming = begin(cluster.agents[0].told(&["--reclaim", "--grace", "3s"]));
+    let reclaiming = begin(cluster.agents[0].told(&["--reclaim", "--grace", "10s"]));
     wait_until("the client has a notice", || !client.notices().is_empty());
     let notice = client.notices().remove(0);
     assert_eq!((&notice.lease, notice.error.code), (&lease, Code::NodeReclaimed), "{}", notice.error);
-    // Calls succeed until then.
+    // Calls succeed until then, which is longer than this takes.
     assert_echoes(&client);
     let spinning = client.submit("spin", &flag, &mut output).unwrap();
     assert_fails(spinning.wait(), Code::NodeReclaimed, &["node-0"]);
-    assert!(since.elapsed() >= Duration::from_secs(3), "the grace was cut short");
+    assert!(since.elapsed() >= Duration::from_secs(10), "the grace was cut short");
     let done = json(reclaiming.wait_with_output().unwrap());
     assert_eq!((&done["state"], &done["leases"]), (&"reclaimed".into(), &0.into()));
     assert!(cluster.agents[0].workers().is_empty());

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Code, FabricChoice, Invoker, Memory, MemoryPlan};
@@ -12,7 +13,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, connect};
 use sublet_tests::network::connections_to;
 use sublet_tests::platform::{PlatformProcess, kill};
-use sublet_tests::process::{PATIENCE, is_stopped, wait_until};
+use sublet_tests::process::{PATIENCE, is_stopped, wait_until, with_growing_time};
 
 const MIB: u64 = 1 << 20;
 /// Tells the helper whose memory to hold.
@@ -180,7 +181,7 @@ fn impossible_memory_is_refused_and_used_memory_waited_for() {
     let patient = client.memory(plan().initial_bytes(4 * MIB).wait(PATIENCE)).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| patient.write(0, &[2]));
-        std::thread::sleep(Duration::from_millis(200));
+        wait_until("the request waits", || client.manager().managers().unwrap()[0].waiting == 1);
         first.release().unwrap();
         waits.join().unwrap().unwrap();
     });
@@ -242,7 +243,6 @@ fn more_reads_than_fit_can_be_submitted_at_once() {
             .collect();
         // Others read meanwhile; and what takes long to be waited for costs no connection.
         assert_holds(&memory, 12_345, 100);
-        std::thread::sleep(Duration::from_millis(100));
         for (number, reading) in (0..).zip(asked) {
             let (offset, len) = stretches(number);
             assert!(reading.wait().unwrap() == pattern(offset, len), "reading {number}");
@@ -334,11 +334,12 @@ fn every_access_reports_an_end_that_was_not_requested() {
     let platform = open_platform();
     let client = platform.invoker();
     let mut byte = [0];
-    let expires = client.memory(plan().timeout(Duration::from_millis(300))).unwrap();
+    let expires = with_growing_time(Duration::from_millis(300), |time| {
+        let expires = client.memory(plan().timeout(time)).unwrap();
+        expires.write(0, &[1]).is_ok().then_some(expires)
+    });
     let ended = client.memory(plan().fabric(TCP)).unwrap();
-    for memory in [&expires, &ended] {
-        memory.write(0, &[1]).unwrap();
-    }
+    ended.write(0, &[1]).unwrap();
     assert!(platform.run(&["lease", "end", &ended.segments()[0].id]).status.success());
     for (memory, code) in [(&expires, Code::LeaseExpired), (&ended, Code::LeaseEnded)] {
         wait_until("the end is known", || memory.write(0, &[2]).is_err_and(|error| error.code == code));
@@ -359,13 +360,21 @@ fn one_connection_carries_a_nodes_segments_which_end_separately() {
         let agent = platform.agent_address();
         let before = connections_to(agent);
         let plan = || plan().fabric(fabric.clone()).cache_bytes(0);
-        let (one, other) =
-            (client.memory(plan().timeout(Duration::from_secs(2))).unwrap(), client.memory(plan()).unwrap());
-        one.write(0, &pattern(0, 2 * MIB as usize)).unwrap();
-        other.write(0, &pattern(0, 6 * MIB as usize)).unwrap();
-        assert_eq!((one.segments().len(), other.segments().len()), (2, 4));
-        // Beside the one by which each lease is held.
-        assert_eq!(connections_to(agent) - before, 6 + 1);
+        let (one, other) = with_growing_time(Duration::from_secs(2), |time| {
+            let (one, other) = (client.memory(plan().timeout(time)).unwrap(), client.memory(plan()).unwrap());
+            let is_written = one.write(0, &pattern(0, 2 * MIB as usize)).is_ok();
+            other.write(0, &pattern(0, 6 * MIB as usize)).unwrap();
+            let (segments, connections) =
+                ((one.segments().len(), other.segments().len()), connections_to(agent) - before);
+            if !is_written || one.read(0, &mut [0]).is_err() {
+                drop((one, other));
+                wait_until("the connection is closed", || connections_to(agent) == before);
+                return None;
+            }
+            // Beside the one by which each lease is held.
+            assert_eq!((segments, connections), ((2, 4), 6 + 1));
+            Some((one, other))
+        });
         wait_until("one has expired", || one.read(0, &mut [0]).is_err());
         assert_fails(one.read(0, &mut [0]), Code::LeaseExpired, &[]);
         assert_holds(&other, 0, 6 * MIB as usize);
@@ -380,27 +389,17 @@ fn one_connection_carries_a_nodes_segments_which_end_separately() {
     }
 }
 
-/// Memory with a pattern in its first MiB, whose lease ends soon after it was written.
-fn written_and_ending(client: &Invoker, way: &Way) -> Memory {
-    let mut timeout = Duration::from_millis(80);
-    loop {
-        let memory = client.memory(way.plan().timeout(timeout)).unwrap();
-        match memory.write(0, &pattern(0, MIB as usize)) {
-            Ok(()) => return memory,
-            // A busy machine may take longer than that.
-            Err(error) => assert_eq!(error.code, Code::LeaseExpired, "{error}"),
-        }
-        timeout *= 2;
-    }
-}
-
 #[test]
 fn reads_of_ending_memory_are_right_or_fail() {
     let platform = open_platform();
     let client = platform.invoker();
     for _ in 0..8 {
         for way in WAYS.iter().take(2) {
-            let memory = written_and_ending(&client, way);
+            let memory = with_growing_time(Duration::from_millis(80), |time| {
+                let memory = client.memory(way.plan().timeout(time)).unwrap();
+                let is_written = memory.write(0, &pattern(0, MIB as usize)).is_ok();
+                (is_written && memory.read(0, &mut [0]).is_ok()).then_some(memory)
+            });
             let mut bytes = [0; 64];
             let mut offset = 0;
             // Until it is over.
@@ -415,14 +414,18 @@ fn reads_of_ending_memory_are_right_or_fail() {
 #[test]
 fn renewed_memory_outlives_its_first_end() {
     let platform = open_platform();
-    let plan = |way: Way| way.plan().timeout(Duration::from_secs(2));
-    let all = WAYS.map(|way| platform.invoker().memory(plan(way)).unwrap());
-    for memory in &all {
-        memory.write(0, &pattern(0, 2 * MIB as usize)).unwrap();
-        memory.renew(Duration::from_secs(60)).unwrap();
+    let all = WAYS.map(|way| {
+        with_growing_time(Duration::from_secs(1), |time| {
+            let memory = platform.invoker().memory(way.plan().timeout(time)).unwrap();
+            memory.write(0, &pattern(0, 2 * MIB as usize)).ok()?;
+            memory.renew(Duration::from_secs(600)).ok()?;
+            Some((memory, Instant::now() + time))
+        })
+    });
+    for (memory, first_end) in &all {
+        wait_until("the first end is over", || Instant::now() > *first_end);
+        assert_holds(memory, 0, 2 * MIB as usize);
     }
-    std::thread::sleep(Duration::from_millis(2500));
-    all.iter().for_each(|memory| assert_holds(memory, 0, 2 * MIB as usize));
 }
 
 #[test]
@@ -434,12 +437,16 @@ fn is_killed_in_mid_write(way: Way) {
     let mut platform = open_platform();
     let memory = platform.invoker().memory(way.plan()).unwrap();
     memory.write(0, &pattern(0, MIB as usize)).unwrap();
+    let written = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let writes = scope.spawn(|| {
             let bytes = pattern(0, 1 << 16);
-            (0..).map(|round| memory.write(round % 16 * 4096, &bytes)).find_map(Result::err).unwrap()
+            let round = || written.fetch_add(1, Ordering::Relaxed);
+            std::iter::repeat_with(|| memory.write(round() % 16 * 4096, &bytes))
+                .find_map(Result::err)
+                .unwrap()
         });
-        std::thread::sleep(Duration::from_millis(100));
+        wait_until("it writes", || written.load(Ordering::Relaxed) > 10);
         kill(platform.pid(), Signal::KILL);
         let error = writes.join().unwrap();
         assert_eq!(error.code, Code::AgentUnreachable, "{error}");
