@@ -24,6 +24,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sublet_means::{Means, skip};
 use tempfile::NamedTempFile;
 
+use crate::process::wait_until;
+
 /// Where `ip netns` keeps names.
 const NAMESPACES: &str = "/run/netns";
 const PREFIX: &str = "sublet-test-";
@@ -199,6 +201,23 @@ pub fn connections_to(address: SocketAddrV4) -> usize {
     let known = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("the kernel lists them");
     // While others come and go the list, which is read piece by piece, has some twice.
     known.lines().filter_map(leads_there).collect::<BTreeSet<_>>().len()
+}
+
+/// Waits until a machine has acknowledged everything that this thread's machine has sent to its address.
+#[track_caller]
+pub fn wait_until_acknowledged(address: Ipv4Addr) {
+    let there = format!("{:08X}:", u32::from_ne_bytes(address.octets()));
+    let has_unacknowledged = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_open = fields.get(3) == Some(&"01");
+        let leads_there = fields.get(2).is_some_and(|to| to.starts_with(&there));
+        // Bytes that are sent and not acknowledged, and bytes that are received and not read.
+        is_open && leads_there && fields.get(4).is_some_and(|queues| !queues.starts_with("00000000:"))
+    };
+    wait_until("all that was sent is acknowledged", || {
+        let known = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("the kernel lists them");
+        !known.lines().any(has_unacknowledged)
+    });
 }
 
 impl Host {

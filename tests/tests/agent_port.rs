@@ -27,7 +27,7 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::hand;
 use sublet_tests::platform::{PlatformProcess, assert_echoes, kill, sublet};
-use sublet_tests::process::{PATIENCE, is_alive, wait_until};
+use sublet_tests::process::{PATIENCE, PATIENCE_MS, is_alive, wait_until};
 
 const ANY_PORT: &str = "127.0.0.1:0";
 const MIB: usize = 1 << 20;
@@ -181,7 +181,12 @@ fn granted(platform: &PlatformProcess) -> LeaseGrant {
     let client = platform.client("calls.c");
     let digest = client.package().unwrap().digest.clone();
     drop(client);
-    let request = LeaseRequest { package: digest, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+    let request = LeaseRequest {
+        package: digest,
+        cores: 1,
+        wait_ms: u64::from(PATIENCE_MS),
+        ..LeaseRequest::default()
+    };
     platform.invoker().manager().request_lease(request).unwrap().grants.remove(0)
 }
 

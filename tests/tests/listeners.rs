@@ -24,7 +24,7 @@ use sublet_tests::cluster::{Cluster, LentCores, connect as client};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::{NOBODY, PATIENCE, SOMEBODY, as_user, wait_until};
+use sublet_tests::process::{NOBODY, PATIENCE, PATIENCE_MS, SOMEBODY, as_user, wait_until};
 use tonic::Request;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::Channel;
@@ -343,7 +343,12 @@ fn grants_that_lapse_cost_their_tenant_its_turn() {
         .map(|_| {
             let (access, granted, package) = (greedy.clone(), granted.clone(), digest.clone());
             runtime.spawn(async move {
-                let request = LeaseRequest { package, cores: 1, wait_ms: 120_000, ..LeaseRequest::default() };
+                let request = LeaseRequest {
+                    package,
+                    cores: 1,
+                    wait_ms: u64::from(PATIENCE_MS),
+                    ..LeaseRequest::default()
+                };
                 let request = access.authorize(Request::new(request));
                 let mut manager = ManagerClient::new(access.channel(0).unwrap());
                 if manager.request_lease(request).await.is_ok() {

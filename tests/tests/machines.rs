@@ -6,7 +6,6 @@
 use std::fs;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -21,9 +20,10 @@ use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores};
 use sublet_tests::functions::{library, package};
-use sublet_tests::network::{Host, SwitchedNetwork, connections_to};
+use sublet_tests::network::{Host, SwitchedNetwork, connections_to, wait_until_acknowledged};
 use sublet_tests::platform::{assert_echoes, kill};
-use sublet_tests::process::{PATIENCE, is_alive, wait_until};
+use sublet_tests::process::{PATIENCE, is_alive, wait_until, with_growing_time};
+use sublet_tests::rounds::wait_for_reports;
 
 /// Arguments of agents that are also reached by libfabric without a network card for it.
 const LIBFABRIC: &[&str] = &["--fabrics", "tcp,ofi:tcp;ofi_rxm"];
@@ -105,20 +105,26 @@ fn workers_of_two_nodes_are_called_in_parallel() {
         client.allocate(&allocation().cores(2)).unwrap();
         assert_eq!(fabrics(&client), ["tcp", "tcp"]);
         let (busy, echo) = (client.function("busy").unwrap(), client.function("echo").unwrap());
+        let mut calls = 0;
         for (long, short) in [(0, 1), (1, 0)] {
             let on = |worker| CallOptions { worker: Some(worker), ..CallOptions::default() };
-            let mut nothing = [0u8; 0];
-            let mut slow = client.submit_with(busy, &[1_000u32], &mut nothing, on(long)).unwrap();
-            for _ in 0..100 {
-                let mut output = [0u8; 2];
-                client.submit_with(echo, b"hi", &mut output, on(short)).unwrap().wait().unwrap();
-                assert_eq!(&output, b"hi");
-            }
-            assert!(!slow.is_ready(), "the calls waited for each other");
-            slow.wait().unwrap();
+            // Calls that waited for each other would do so however long the one takes.
+            with_growing_time(Duration::from_secs(1), |time| {
+                let (ms, mut nothing) = ([u32::try_from(time.as_millis()).unwrap()], [0u8; 0]);
+                let mut slow = client.submit_with(busy, &ms, &mut nothing, on(long)).unwrap();
+                for _ in 0..100 {
+                    let mut output = [0u8; 2];
+                    client.submit_with(echo, b"hi", &mut output, on(short)).unwrap().wait().unwrap();
+                    assert_eq!(&output, b"hi");
+                }
+                let is_parallel = !slow.is_ready();
+                slow.wait().unwrap();
+                calls += 101;
+                is_parallel.then_some(())
+            });
         }
         let usage = client.deallocate().unwrap();
-        assert_eq!(usage.calls, 202);
+        assert_eq!(usage.calls, calls);
         cluster.wait_until_idle();
     });
 }
@@ -141,8 +147,7 @@ fn the_link_is_cut_under(cluster: &Cluster, allocation: &Allocation, (to_client,
         assert_echoes(&client);
         let mut nothing = [0u8; 0];
         let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
-        // All data that the client has sent is acknowledged by now.
-        sleep(Duration::from_secs(1));
+        wait_until_acknowledged(there);
         for (_, (from, to)) in &pairs {
             network.cut(*from, *to);
         }
@@ -213,8 +218,8 @@ fn an_idle_lease_of_an_unreachable_client_ends() {
             client.allocate(&allocation()).unwrap();
             let lease = client.lease().unwrap().id;
             assert_echoes(&client);
-            // All data that the client has sent is acknowledged by now, and only signs of life are under way.
-            sleep(Duration::from_secs(1));
+            // From now on only signs of life are under way.
+            wait_until_acknowledged(there);
             network.cut(from, to);
             wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
             let error = echoes(&client, 1).unwrap_err();
@@ -328,8 +333,8 @@ fn a_client_that_stands_still_keeps_its_lease() {
     let mut holder = holder.stdout(Stdio::null()).spawn().unwrap();
     wait_until("the client's worker runs", || !cluster.agents[0].workers().is_empty());
     kill(holder.id(), Signal::STOP);
-    // Longer than a connection may be silent.
-    sleep(Duration::from_secs(3));
+    // Each second; a connection may be silent for less.
+    wait_for_reports(&cluster.managers[0], "node-0", 4);
     assert!(!is_free(&cluster, "node-0"), "a client that was stopped for a while was taken for lost");
     holder.kill().unwrap();
     holder.wait().unwrap();

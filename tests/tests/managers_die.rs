@@ -14,7 +14,7 @@ use sublet_tests::crowd::{Crowd, ServedLease};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{spawner, wait_until};
 
 /// Whether a request may fail with this code while managers die; such failures are temporary.
 fn passes(code: Code) -> bool {
@@ -181,7 +181,8 @@ fn an_agent_that_starts_before_its_manager_waits_for_it() {
     cluster.agents[0].kill();
     let token = std::fs::read_to_string(cluster.folder().join("node-0.token")).unwrap();
     let mut agent = cluster.begin_agent("node-0", &token, LentCores::cores(1), &[]);
-    std::thread::sleep(Duration::from_millis(500));
+    // It makes its spawner before it looks for a manager.
+    wait_until("the agent has started", || spawner(agent.pid()).is_some());
     cluster.managers[0].restart();
     agent.wait_until_it_serves();
     cluster.assert_serves();

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sublet::{Access, Code, Error};
@@ -18,6 +17,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::platform::sublet;
 use sublet_tests::process::wait_until;
+use sublet_tests::rounds::wait_for_reports;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
 
@@ -331,8 +331,7 @@ fn an_unanswered_neighbour_is_reported_by_command_and_log() {
     let complaints =
         |cluster: &Cluster| cluster.agents[0].log().matches("a neighbour is not linked:").count();
     wait_until("its log tells", || complaints(&cluster) == 2);
-    // A few reports more.
-    std::thread::sleep(Duration::from_secs(3));
+    wait_for_reports(&cluster.managers[0], "node-0", 3);
     assert_eq!(complaints(&cluster), 2, "once for each");
     assert!(!cluster.agents[1].log().contains("neighbour"), "{}", cluster.agents[1].log());
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::process::Stdio;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -14,7 +14,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_more_calls_than_slots, kill};
-use sublet_tests::process::{PATIENCE, is_alive, thread_states, wait_until};
+use sublet_tests::process::{PATIENCE, is_alive, thread_states, wait_until, with_growing_time};
 
 const MIB: u64 = 1 << 20;
 const TCP: FabricChoice = FabricChoice::Tcp { encrypted: false };
@@ -231,30 +231,32 @@ fn a_killed_worker_is_replaced_and_every_call_ends() {
 fn calls_continue_while_workers_are_killed_repeatedly() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c").slots(4));
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, served) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
         for thread in 0..3u32 {
-            let (client, stop) = (&client, &stop);
+            let (client, stop, served) = (&client, &stop, &served);
             scope.spawn(move || {
                 let echo = client.function("echo").unwrap();
                 let mut number = thread << 24;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     number += 1;
                     let (input, mut output) = ([number; 64], [0u32; 64]);
                     let options = CallOptions::default().repeatable(50);
                     client.submit_with(echo, &input, &mut output, options).unwrap().wait().unwrap();
                     assert_eq!(output, input);
+                    served.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
         for _ in 0..8 {
-            sleep(Duration::from_millis(60));
+            let before = served.load(Ordering::Relaxed);
+            wait_until("calls are served", || served.load(Ordering::Relaxed) > before + 100);
             if let [worker] = platform.workers()[..] {
                 kill(worker, Signal::KILL);
                 wait_until("it is gone", || !is_alive(worker));
             }
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
     });
     // A call fails while the last worker's end is not known yet.
     wait_until("calls work again", || client.submit("echo", &[1u8], &mut [0u8]).unwrap().wait().is_ok());
@@ -275,12 +277,15 @@ fn a_deadline_replaces_the_worker() {
 #[test]
 fn a_lease_is_renewed_announced_ended_and_billed() {
     let platform = open_platform();
-    let mut client = platform.client_with(&over(TCP, "calls.c").idle_timeout(Duration::from_secs(2)));
+    let mut client = with_growing_time(Duration::from_secs(2), |time| {
+        let mut client = platform.invoker();
+        client.allocate(&over(TCP, "calls.c").idle_timeout(time).wait(PATIENCE)).ok()?;
+        let before = client.lease()?.expires_unix_ms;
+        client.renew(Duration::from_secs(7200)).ok()?;
+        assert!(client.lease()?.expires_unix_ms > before);
+        call(&client, "echo").is_ok().then_some(client)
+    });
     let lease = client.lease().unwrap().id.clone();
-    let before = client.lease().unwrap().expires_unix_ms;
-    client.renew(Duration::from_secs(7200)).unwrap();
-    assert!(client.lease().unwrap().expires_unix_ms > before);
-    assert_echoes(&client);
     wait_until("the end is announced", || !client.notices().is_empty());
     assert_fails::<()>(Err(client.notices().remove(0).error), Code::LeaseEnded, &["idle"]);
     wait_until("it ends", || platform.workers().is_empty());
@@ -331,12 +336,14 @@ fn an_agent_stopped_for_a_while_is_not_lost() {
     // From now on it has nothing to ask of the agent.
     assert_echoes(&client);
     platform.signal(Signal::STOP);
-    for _ in 0..20 {
-        sleep(Duration::from_millis(100));
+    let (stopped, mut calls) = (Instant::now(), 1);
+    // Longer than an agent is silent that runs.
+    while stopped.elapsed() < Duration::from_secs(2) {
         assert_echoes(&client);
+        calls += 1;
     }
     platform.signal(Signal::CONT);
-    assert_eq!(client.deallocate().unwrap().calls, 21);
+    assert_eq!(client.deallocate().unwrap().calls, calls);
 }
 
 #[test]

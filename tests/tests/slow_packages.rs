@@ -18,7 +18,7 @@ use sublet_tests::functions::library;
 use sublet_tests::hand::ByHand;
 use sublet_tests::network::SwitchedNetwork;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::PATIENCE;
+use sublet_tests::process::{PATIENCE, PATIENCE_MS};
 
 /// For longer than an agent may be silent, and shorter than one tries to connect to a manager that says nothing.
 const SIGNS: usize = 5;
@@ -28,7 +28,8 @@ fn granted(cluster: &Cluster, source: &'static str) -> LeaseGrant {
     let client = cluster.invoker();
     let package = read_package(&library(source)).and_then(|encoded| client.manager().deploy(encoded));
     let package = package.unwrap().package.unwrap().digest;
-    let request = LeaseRequest { package, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+    let request =
+        LeaseRequest { package, cores: 1, wait_ms: u64::from(PATIENCE_MS), ..LeaseRequest::default() };
     client.manager().request_lease(request).unwrap().grants.remove(0)
 }
 

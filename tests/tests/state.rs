@@ -143,7 +143,7 @@ wait_until() {
     tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        test $tries -lt 300 || exit 1
+        test $tries -lt 3600 || exit 1
         sleep 0.05
     done
 }

@@ -14,6 +14,7 @@ use sublet_tests::functions::{library, package};
 use sublet_tests::nats;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{PATIENCE, wait_until};
+use sublet_tests::rounds::wait_for_reports;
 
 const MIB: u64 = 1 << 20;
 /// Longer than a manager waits for its store before it says that it does not answer.
@@ -166,7 +167,7 @@ fn a_full_disk_refuses_packages_and_delays_bills() {
     let (status, said) = deploy(&cluster, &large_package(&cluster, "large", MIB)).unwrap_err();
     assert_eq!(status, exit_status(Code::StoreFull), "{said}");
     let mut leases: Vec<_> = (0..3).map(|_| lease_and_call(&mut client).unwrap()).collect();
-    sleep(Duration::from_secs(2));
+    wait_for_reports(&cluster.managers[0], "node-0", 2);
     disk.empty();
     leases.push(lease_and_call(&mut client).unwrap());
     assert_billed(&cluster, &leases);

@@ -15,7 +15,8 @@ use sublet_proto::v1::{LeaseGrant, LeaseRequest, Renew, SignedTicket, Ticket};
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
-use sublet_tests::process::PATIENCE;
+use sublet_tests::process::{PATIENCE, PATIENCE_MS};
+use sublet_tests::rounds::wait_for_reports;
 
 /// Deploys the functions by taking a lease, and gives their digest.
 fn deploy(access: &Access) -> String {
@@ -27,8 +28,12 @@ fn deploy(access: &Access) -> String {
 }
 
 fn request(client: &Invoker, package: &str) -> LeaseGrant {
-    let request =
-        LeaseRequest { package: package.to_owned(), cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+    let request = LeaseRequest {
+        package: package.to_owned(),
+        cores: 1,
+        wait_ms: u64::from(PATIENCE_MS),
+        ..LeaseRequest::default()
+    };
     client.manager().request_lease(request).unwrap().grants.remove(0)
 }
 
@@ -90,7 +95,7 @@ fn accepts_a_ticket_for_one_attachment() {
     assert_eq!(refused(&grant, &grant.ticket).code, Code::PermissionDenied);
     // The agent forgets the lease when its end is stored, and the ticket when that is too old anyway.
     cluster.final_bill(&grant.lease.as_ref().unwrap().id);
-    sleep(Duration::from_millis(1_500));
+    wait_for_reports(&cluster.managers[0], &grant.lease.as_ref().unwrap().node, 2);
     assert_eq!(refused(&grant, &grant.ticket).code, Code::PermissionDenied);
     // Nor is it good elsewhere.
     let grant = request(&connect(&access), &package);
@@ -115,7 +120,13 @@ fn a_late_ticket_is_refused_and_its_core_freed() {
     cluster.assert_serves();
     // One whose lease was over before it was shown.
     let client = connect(&access);
-    let short = LeaseRequest { package, cores: 1, timeout_ms: 1_000, wait_ms: 20_000, ..Default::default() };
+    let short = LeaseRequest {
+        package,
+        cores: 1,
+        timeout_ms: 1_000,
+        wait_ms: u64::from(PATIENCE_MS),
+        ..Default::default()
+    };
     let short = client.manager().request_lease(short).unwrap().grants.remove(0);
     sleep(Duration::from_millis(1_500));
     assert_eq!(refused(&short, &short.ticket).code, Code::LeaseExpired);

@@ -124,7 +124,6 @@ fn each_file_is_run_and_put_away() {
     // A file that is written while its run is in progress is run once more, and no byte of it is lost.
     fs::write(inbox.join("twice"), b"\xffold").unwrap();
     wait_until("its run has begun", || platform.json(&["ps"])["leases"].as_array().unwrap().len() == 1);
-    std::thread::sleep(std::time::Duration::from_millis(50));
     fs::write(inbox.join("twice"), b"\x01new").unwrap();
     is_done("twice", b"\x01new");
     let (told, status) = stop(process);

@@ -20,6 +20,7 @@ use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
+use sublet_tests::rounds::wait_for_reports;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -216,13 +217,13 @@ fn usage_beyond_wall_time_is_cut() {
     let granted_at = Instant::now();
     let lease = granted(&cluster).lease.unwrap().id;
     liar.report(vec![report_of(&lease, LeaseState::Attached, boast())]).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    wait_until("a second has passed", || granted_at.elapsed() > Duration::from_secs(1));
     liar.report(vec![report_of(&lease, LeaseState::Attached, boast())]).unwrap();
     // Less than before is no usage given back.
     liar.report(vec![report_of(&lease, LeaseState::Attached, Usage::default())]).unwrap();
-    // A change is stored within a second.
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(cluster.billed(&lease).usage.unwrap().allocated_ns >= 1_000_000_000);
+    wait_until("the change is stored", || {
+        cluster.billed(&lease).usage.unwrap().allocated_ns >= 1_000_000_000
+    });
     liar.report(vec![report_of(&lease, LeaseState::Ended, boast())]).unwrap();
     let wall_ns = (granted_at.elapsed() + CLOCK_SLACK).as_nanos() as u64;
     let line = cluster.final_bill(&lease);
@@ -275,8 +276,9 @@ fn agents_cannot_report_invented_or_foreign_leases() {
     };
     liar.register(Liar::node(4), vec![running(&made), running(&theirs), over]).unwrap();
     liar.report(vec![report_of(&theirs.id, LeaseState::Ended, boast())]).unwrap();
-    // A few heartbeats.
-    std::thread::sleep(Duration::from_secs(3));
+    for agent in &cluster.agents {
+        wait_for_reports(&cluster.managers[0], &agent.name, 3);
+    }
     assert_echoes(&client);
     assert!(cluster.lease(&made_up).is_none());
     for lease in [&theirs.id, &stolen_id] {
