@@ -6,12 +6,14 @@
 
 #include "echo.h"
 
-/* Input of `scribble`: the pattern to write, how to write it, and the region to write it over. */
+/* Input of `scribble`: the pattern to write, how to write it, and the region to write it over. Where `tells` is 1,
+ * `told` becomes 1 in the input itself when the pattern was written. */
 struct order {
     uint8_t pattern;
     /* 0: once, then it sleeps; 1: again and again; 2: once, then it returns; 3: as 0, when its caller sleeps. */
     uint8_t how;
-    char region[62];
+    uint8_t tells, told;
+    char region[60];
 };
 
 /* Address at which the process has mapped a region for writing. */
@@ -46,6 +48,7 @@ SUBLET_FUNCTION uint32_t scribble(void *in, uint32_t size, void *out) {
     do {
         for (size_t at = 0; at < len; at++) region[at] = order.pattern;
         say(out, 4);
+        if (order.tells) ((volatile struct order *)in)->told = 1;
     } while (order.how == 1);
     while (order.how == 0 || order.how == 3) pause();
     return 4;

@@ -229,14 +229,22 @@ fn floods_of_control_frames_are_cut() {
     wait_until("it is logged", || cluster.managers[0].log().contains("HTTP/2 control frames"));
 }
 
-/// An upload that sends a byte each 3 s, for ever.
-struct Trickle(tokio::time::Interval);
+/// An upload that sends a byte each 3 s, for ever, and counts itself with the first.
+struct Trickle {
+    interval: tokio::time::Interval,
+    begun: Option<Arc<AtomicUsize>>,
+}
 
 impl Stream for Trickle {
     type Item = PackageChunk;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PackageChunk>> {
-        self.0.poll_tick(context).map(|_| Some(PackageChunk { data: vec![0] }))
+        self.interval.poll_tick(context).map(|_| {
+            if let Some(begun) = self.begun.take() {
+                begun.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(PackageChunk { data: vec![0] })
+        })
     }
 }
 
@@ -249,16 +257,15 @@ fn trickling_uploads_delay_nobody_and_are_ended() {
         .map(|tenant| {
             let (access, begun) = (cluster.user(tenant), begun.clone());
             runtime.spawn(async move {
-                let trickle = Trickle(tokio::time::interval(Duration::from_secs(3)));
+                let interval = tokio::time::interval(Duration::from_secs(3));
+                let trickle = Trickle { interval, begun: Some(begun) };
                 let request = access.authorize(Request::new(trickle));
                 let mut manager = ManagerClient::new(access.channel(0).unwrap());
-                begun.fetch_add(1, Ordering::Relaxed);
                 tokio::time::timeout(PATIENCE, manager.deploy(request)).await
             })
         })
         .into();
     wait_until("they have begun", || begun.load(Ordering::Relaxed) == trickling.len());
-    std::thread::sleep(Duration::from_millis(500));
     // Its package has never been deployed before.
     assert_leases(&cluster.user("quick"));
     for trickle in trickling {
@@ -322,11 +329,12 @@ fn large_uploads_are_received_two_at_a_time() {
         runtime.spawn(upload(cluster.user(tenant), chunks))
     });
     wait_until("two have stalled", || stalled.load(Ordering::Relaxed) >= 2);
-    std::thread::sleep(Duration::from_millis(500));
+    // Small ones wait for no large ones. A third large one would be received beside as many bytes in small ones.
+    for _ in 0..16 {
+        let error = runtime.block_on(upload(cluster.user("quick"), Chunks { left: 1, stalled: None }));
+        assert_eq!(error.code, Code::InvalidPackage, "{error}");
+    }
     assert_eq!(stalled.load(Ordering::Relaxed), 2, "all were received at once");
-    // Small ones wait for no large ones.
-    let error = runtime.block_on(upload(cluster.user("quick"), Chunks { left: 1, stalled: None }));
-    assert_eq!(error.code, Code::InvalidPackage, "{error}");
     assert!(!uploads.iter().any(|upload| upload.is_finished()), "it was received after the large ones");
 }
 

@@ -6,12 +6,12 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use sublet::{Allocation, CallOptions, Code, Completion, Error, FabricChoice, Function, Invoker};
+use sublet::{Allocation, Buffer, CallOptions, Code, Completion, Error, FabricChoice, Function, Invoker};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{PlatformProcess, assert_echoes, kill};
-use sublet_tests::process::{PATIENCE, thread_states, wait_until};
+use sublet_tests::process::{PATIENCE, thread_states, wait_until, with_growing_time};
 
 const RESULTS: &str = "sublet-results";
 const INBOX: &str = "sublet-inbox";
@@ -35,8 +35,20 @@ enum How {
 fn order(pattern: u8, how: How, region: &str) -> [u8; 64] {
     let mut order = [0; 64];
     (order[0], order[1]) = (pattern, how as u8);
-    order[2..2 + region.len()].copy_from_slice(region.as_bytes());
+    order[4..4 + region.len()].copy_from_slice(region.as_bytes());
     order
+}
+
+/// An order in memory in which its function tells when it has written.
+fn told_order(client: &Invoker, pattern: u8, how: How, region: &str) -> Buffer<u8> {
+    let mut told = client.buffer::<u8>(64).unwrap();
+    told.copy_from_slice(&order(pattern, how, region));
+    told.set(2, 1);
+    told
+}
+
+fn wait_until_written(order: &Buffer<u8>) {
+    wait_until("the function has written", || order.get(3) == 1);
 }
 
 fn platform() -> PlatformProcess {
@@ -169,13 +181,13 @@ fn calls_queued_behind_corrupted_calls_end() {
     for region in [RESULTS, INBOX] {
         for how in ["wait", "future", "polling"] {
             let client = platform.client("scribbling.c");
-            let order = order(GARBAGE, How::Once, region);
+            let order = told_order(&client, GARBAGE, How::Once, region);
             let mut outputs = [[0u8; 64]; 2];
             let [first, second] = &mut outputs;
             let scribbling = client.submit("scribble", &order, first).unwrap();
             let worker = platform.worker();
-            // It has written by then: what is sent from now on stays as it is.
-            std::thread::sleep(Duration::from_millis(300));
+            // What is sent from now on stays as it is.
+            wait_until_written(&order);
             wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
             let behind = client.submit("echo", b"hello", second).unwrap();
             let (ended, ends) = channel();
@@ -199,15 +211,15 @@ fn calls_queued_behind_corrupted_calls_end() {
 fn a_dying_worker_that_clears_watches_leaves_no_call_waiting() {
     let platform = platform();
     let client = platform.client("scribbling.c");
-    let order = order(ZEROS, How::OnceLater, RESULTS);
+    let order = told_order(&client, ZEROS, How::OnceLater, RESULTS);
     let mut output = [0u8; 64];
     let call = client.submit("scribble", &order, &mut output).unwrap();
     let worker = platform.worker();
     let (ended, ends) = channel();
     std::thread::scope(|scope| {
         scope.spawn(move || ended.send(call.wait()).unwrap());
-        // By then it has written, and neither it nor its client does anything.
-        std::thread::sleep(Duration::from_millis(800));
+        // From then on neither it nor its client does anything.
+        wait_until_written(&order);
         wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
         kill(worker, Signal::KILL);
         let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("the call does not end"));
@@ -222,11 +234,18 @@ fn copies_buffer_values_that_a_worker_overwrites() {
     let mut values = client.buffer::<u32>(1000).unwrap();
     values.fill(7);
     let order = order(GARBAGE, How::Always, BUFFERS);
-    let mut output = [0u8; 64];
-    let deadline = within(Duration::from_secs(1));
-    let call = client.submit_with(scribble(&client), &order, &mut output, deadline).unwrap();
     let overwritten = u32::from_ne_bytes([GARBAGE; 4]);
-    wait_until("the worker overwrites the buffer", || values.get(999) == overwritten);
+    let mut outputs = [[0u8; 64]; 10];
+    let mut outputs = outputs.iter_mut();
+    let call = with_growing_time(Duration::from_secs(1), |time| {
+        let end = Instant::now() + time;
+        let deadline = CallOptions { deadline: Some(end), ..CallOptions::default() };
+        let call = client.submit_with(scribble(&client), &order, outputs.next()?, deadline).ok()?;
+        wait_until("the worker overwrites the buffer, or its time is over", || {
+            values.get(999) == overwritten || Instant::now() > end
+        });
+        (values.get(999) == overwritten).then_some(call)
+    });
     // No call uses the buffer: the client may write it, and each byte is then its own or the worker's.
     values.fill(7);
     let is_from_either = |value: u32| {
@@ -294,7 +313,8 @@ fn a_full_ring_keeps_no_call_beyond_its_deadline() {
         let client = &client;
         let order = &order;
         scope.spawn(move || {
-            let deadline = within(Duration::from_secs(1));
+            // Longer than the third may wait, also on a machine that stands still for some seconds.
+            let deadline = within(Duration::from_secs(8));
             let first = client.submit_with(scribble(client), order, first, deadline).unwrap();
             let second = client.submit("echo", b"hello", second).unwrap();
             let echo = client.function("echo").unwrap();
