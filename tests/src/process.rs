@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Uid};
+use rustix::process::Uid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_thread_res_uid};
+pub use sublet_means::with_growing_time;
 
 /// Time after which an event that has not happened never will, on a machine that is ten times slower than usual and
 /// stands still for some seconds now and then. It only ends tests that hang.
@@ -31,17 +32,6 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
         std::thread::sleep(LOOK_AGAIN);
     }
     since.elapsed()
-}
-
-/// Attempts what succeeds only within some time, with longer and longer times: the first is enough on a usual machine.
-///
-/// # Panics
-/// If no time is long enough.
-#[track_caller]
-pub fn with_growing_time<T>(first: Duration, attempt: impl FnMut(Duration) -> Option<T>) -> T {
-    let times = std::iter::successors(Some(first), |time| time.checked_mul(2));
-    let succeeded = times.take_while(|&time| time < PATIENCE).find_map(attempt);
-    succeeded.unwrap_or_else(|| panic!("no time below {} s was long enough", PATIENCE.as_secs()))
 }
 
 /// Does something in a thread of another Unix user, which only root can.
@@ -176,13 +166,6 @@ pub fn is_mapped_by_anybody(name: &str, inode: &str) -> bool {
     let Ok(entries) = fs::read_dir("/proc") else { return false };
     let mut pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.any(|pid| memory_files(pid, name).iter().any(|mapped| mapped == inode))
-}
-
-/// Waits until a thread of this process sleeps.
-#[track_caller]
-pub fn wait_until_asleep(thread: Pid) {
-    let folder = format!("/proc/self/task/{}", thread.as_raw_nonzero());
-    wait_until("the thread sleeps", || Stat::of(Path::new(&folder)).is_some_and(|stat| stat.state == 'S'));
 }
 
 /// Keeps the calling thread on the lowest of its cores. Agents lend the highest first: while both ends of a hot call

@@ -22,7 +22,7 @@ const OPENCL: &str = "[[build]]\nkind = 'opencl'\nlibrary = 'kernels.cl'\n";
 const ON_PROCESSORS: &str = "[[profile]]\npu = 'cpu'\n";
 const ON_DEVICES: &str = "[[profile]]\npu = 'opencl'\nspeed = 4\nmemory_bytes = 33554432\n";
 /// Time in which earlier leases end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// Memory that costs little beside a core, at the default prices.
 const MIB: u64 = 1 << 20;
 

@@ -6,21 +6,19 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Allocation, Buffer, Code, Completion, Error, Invocation, Invoker, Policy};
 use sublet_fabric::packet::PacketSocket;
-use sublet_means::{Means, skip};
+use sublet_means::{Means, skip, spawn_until_asleep};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{
     PlatformProcess, assert_echoes, assert_memory_bomb_ends_alone, executing_process as process, kill,
 };
 use sublet_tests::process::{
-    PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until, wait_until_asleep,
-    with_growing_time,
+    PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until, with_growing_time,
 };
 
 const MIB: u64 = 1 << 20;
@@ -334,12 +332,7 @@ fn a_sleeping_warm_client_survives_its_workers_death() {
     let spinning = client.submit("spin", &flag, &mut output).unwrap();
     wait_for_flag(&flag);
     std::thread::scope(|scope| {
-        let (tell, told) = channel();
-        let waiting = scope.spawn(move || {
-            tell.send(rustix::thread::gettid()).unwrap();
-            spinning.wait()
-        });
-        wait_until_asleep(told.recv().unwrap());
+        let waiting = spawn_until_asleep(scope, || spinning.wait());
         kill(platform.worker(), Signal::KILL);
         assert_fails(waiting.join().unwrap(), Code::WorkerDied, &["SIGKILL"]);
     });

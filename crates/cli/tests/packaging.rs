@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sublet_means::{Means, skip};
 
 /// After this long something that should have happened never will.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(180);
 const SUBLET: &str = env!("CARGO_BIN_EXE_sublet");
 
 fn packaging() -> PathBuf {

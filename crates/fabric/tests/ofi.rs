@@ -18,7 +18,7 @@ use sublet_fabric::ofi::{OfiEndpoint, OfiNetwork};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 use sublet_fabric::{FabricError, ofi};
-use sublet_means::{Means, skip};
+use sublet_means::{Means, skip, spawn_until_asleep};
 
 const OWN_BYTES: u64 = 1 << 16;
 const SHARED: u32 = 1;
@@ -317,8 +317,9 @@ fn leaving_end_gives_a_reason_and_can_be_replaced() {
         client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
         assert!(worker.end.wait(worker.line(0), Turn::of_use(0), None, || false));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| client.end.wait(client.line(0), Turn::of_use(5), None, || false));
-            std::thread::sleep(Duration::from_millis(10));
+            let sleeper = spawn_until_asleep(scope, || {
+                client.end.wait(client.line(0), Turn::of_use(5), None, || false)
+            });
             worker.end.disconnect("the lease is over");
             assert!(!sleeper.join().unwrap());
         });
@@ -386,20 +387,24 @@ fn waits_and_sends_to_a_killed_peer_end_at_disconnect() {
         for process in 0..2 {
             let mut child = connected_to_a_process(number, network, &side);
             side.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+            let sent = AtomicU64::new(0);
             std::thread::scope(|scope| {
-                let waiter = scope.spawn(|| side.end.wait(side.line(0), Turn::of_use(7), None, || false));
+                let waiter = spawn_until_asleep(scope, || {
+                    side.end.wait(side.line(0), Turn::of_use(7), None, || false)
+                });
                 let sender = scope.spawn(|| {
                     let send = |n| side.end.put_imm(line_at(64), Turn::of_use(n), 0, &[n]);
-                    (0..).find_map(|n| send(n).err()).unwrap()
+                    (0..).inspect(|&n| sent.store(n, Ordering::Relaxed)).find_map(|n| send(n).err()).unwrap()
                 });
-                std::thread::sleep(Duration::from_millis(20));
+                while sent.load(Ordering::Relaxed) < 2 && !sender.is_finished() {
+                    std::thread::yield_now();
+                }
                 child.kill().unwrap();
                 child.wait().unwrap();
                 if network.provider == "tcp" {
                     // A connected endpoint needs no report of the end.
                     assert!(!waiter.join().unwrap());
                 } else {
-                    std::thread::sleep(Duration::from_millis(100));
                     side.end.disconnect("its agent says that it is dead");
                     assert!(!waiter.join().unwrap());
                 }

@@ -17,8 +17,24 @@ async fn set_quota(fixture: &mut ManagerFixture, tenant: &str, quota: Quota) {
     let asked = Tenant { name: tenant.into(), quota: Some(quota), ..Tenant::default() };
     let tenant = done(fixture.client.set_tenant(asked).await).unwrap();
     assert_eq!(tenant.quota, Some(quota));
-    // Managers take quotas over within a second.
-    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    // The manager takes over all quotas at once: it has this one when it has a later one.
+    let mut later = fixture.user("later").await.1;
+    let asked = Tenant {
+        name: "later".into(),
+        quota: Some(Quota { graphs: Some(0), ..Quota::default() }),
+        ..Tenant::default()
+    };
+    done(fixture.client.set_tenant(asked).await).unwrap();
+    let (deadline, mut number) = (Instant::now() + PATIENCE, 0);
+    let refused = loop {
+        if let Err(error) = deploy_graph(&mut later, "g", &format!("f{number}")).await {
+            break error;
+        }
+        assert!(Instant::now() < deadline, "the quota is not in force");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        number += 1;
+    };
+    assert_eq!(refused.code, Code::QuotaExceeded, "{refused}");
 }
 
 async fn stored(fixture: &mut ManagerFixture, tenant: &str) -> StoreUse {

@@ -22,7 +22,7 @@ fn worker_refuses_an_agent_of_another_version() {
         .unwrap();
     let setup = WorkerSetup { calls: CALLS + 1, ..WorkerSetup::default() };
     outside.send(&setup.encode_to_vec(), &[]).unwrap();
-    let packet = outside.receive(Some(Duration::from_secs(30))).unwrap().unwrap();
+    let packet = outside.receive(Some(Duration::from_secs(180))).unwrap().unwrap();
     let said = WorkerToClient::decode(packet.bytes.as_slice()).unwrap().body;
     let Some(worker_to_client::Body::Failure(failure)) = said else { panic!("{said:?}") };
     assert_eq!(Code::from_number(failure.code), Code::VersionMismatch, "{}", failure.message);

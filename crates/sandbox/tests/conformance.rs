@@ -6,10 +6,9 @@ mod support;
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::process::{Pid, kill_process};
-use sublet_means::{Means, skip};
+use sublet_means::{Means, skip, spawn_until_asleep};
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxRequest};
@@ -150,8 +149,8 @@ fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sor
             std::thread::yield_now();
         }
         let state = std::thread::scope(|scope| {
-            let looking = scope.spawn(|| fixture.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
-            std::thread::sleep(Duration::from_millis(50));
+            let looking =
+                spawn_until_asleep(scope, || fixture.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
             if goes_on {
                 kill_process(init, Signal::CONT).unwrap();
             }

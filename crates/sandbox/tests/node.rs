@@ -13,7 +13,7 @@ use sublet_sandbox::{Interpreter, IsolationKind, Language, ProgramEnd, SandboxPr
 use support::{MIB, SandboxFixture, Sort, template_of};
 
 /// Longest wait for a template to become warm.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// First lines of each program: they define the function that writes a line to the control socket.
 const SAY: &str =
     "const fs = require('fs');\nconst say = (...words) => fs.writeSync(0, words.join(' ') + '\\n');\n";

@@ -22,7 +22,7 @@ use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 /// Modules that take long to import.
 const MODULES: [&str; 3] = ["numpy", "pandas", "PIL.Image"];
 /// Longest wait for a template to become warm.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// First lines of each program: they define the function that writes a line to the control socket.
 const SAY: &str =
     "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";

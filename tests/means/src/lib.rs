@@ -1,4 +1,5 @@
-//! Reports that a test cannot run, because this machine lacks what it needs.
+//! Helps the tests of all crates: reports that a test cannot run, because this machine lacks what it needs, waits until a
+//! thread sleeps, and finds a time that is long enough on this machine.
 //!
 //! Each test finds out by itself whether it can run, often by what fails. So that a fault of Sublet is not taken for a lack of
 //! this machine, [`skip`] looks for the means in its own way where the environment variable `CI` is `true`, and fails the test if the
@@ -11,6 +12,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+
+pub use asleep::spawn_until_asleep;
+pub use growing::with_growing_time;
+
+mod asleep;
+mod growing;
 
 /// Requirement of a test that not every machine meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

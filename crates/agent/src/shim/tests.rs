@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use sublet_means::spawn_until_asleep;
 use sublet_runtime::access::Access;
 use sublet_xpu::{FifoRights, FifoShape, Process, Reader, Unread, Writer};
 
@@ -32,7 +33,7 @@ fn enter(shim: &Shim, tenant: &str) -> (Process, ProcessAdmission) {
 }
 
 fn soon() -> Option<Instant> {
-    Some(Instant::now() + Duration::from_secs(20))
+    Some(Instant::now() + Duration::from_secs(180))
 }
 
 fn now() -> Option<Instant> {
@@ -102,8 +103,7 @@ fn a_full_fifo_blocks_its_writer_until_the_deadline() {
     // A message that needs two slots waits for both, and leaves nothing behind.
     assert_eq!(writer.write(&[9; 5000], now()).unwrap_err().code, Code::DeadlineExceeded);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| writer.write(&[4], soon()));
-        std::thread::sleep(Duration::from_millis(20));
+        let waits = spawn_until_asleep(scope, || writer.write(&[4], soon()));
         let mut into = [0; 16];
         for number in 0..5u8 {
             let (len, _) = reader.read(&mut into, soon()).unwrap();
@@ -187,15 +187,13 @@ fn a_revoked_right_cuts_what_is_open_and_what_waits() {
     let mut writer = two.connect("fifo", soon()).unwrap();
     (0..4).for_each(|_| writer.write(b"x", now()).unwrap());
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| writer.write(b"y", None));
-        std::thread::sleep(Duration::from_millis(20));
+        let waits = spawn_until_asleep(scope, || writer.write(b"y", None));
         one.revoke(two.pid(), object, FifoRights::WRITE).unwrap();
         assert_eq!(waits.join().unwrap().unwrap_err().code, Code::PermissionDenied);
     });
     // A reader that waits learns of it, too.
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| code(reader.read(&mut [0; 16], None).unwrap_err()));
-        std::thread::sleep(Duration::from_millis(20));
+        let waits = spawn_until_asleep(scope, || code(reader.read(&mut [0; 16], None).unwrap_err()));
         one.revoke(one.pid(), object, FifoRights::READ).unwrap();
         assert_eq!(waits.join().unwrap(), Code::PermissionDenied);
     });
@@ -208,8 +206,7 @@ fn who_reads_no_more_ends_those_who_write() {
         pair(&shim, FifoShape { lines: 4, slot_bytes: 4096 });
     (0..4).for_each(|_| writer.write(b"x", now()).unwrap());
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| writer.write(b"y", None));
-        std::thread::sleep(Duration::from_millis(20));
+        let waits = spawn_until_asleep(scope, || writer.write(b"y", None));
         drop(reader);
         assert_eq!(waits.join().unwrap().unwrap_err().code, Code::LeaseEnded);
     });

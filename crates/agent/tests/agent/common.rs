@@ -29,7 +29,7 @@ use tonic::{Request, Response, Status};
 pub const NODE: &str = "here";
 pub const MIB: u64 = 1 << 20;
 /// Timeout for events that must happen; never asserted as a speed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Seed of the key for tickets, which all managers of one store share.
 const SEED: [u8; 32] = [7; 32];

@@ -89,7 +89,7 @@ fn a_renewed_lease_lasts_longer_and_keeps_its_latest_ticket() {
     renew(ticket.clone());
     match client.hear().0 {
         agent_to_client::Body::Renewed(renewed) => {
-            assert!((50_000..=60_000).contains(&renewed.remaining_ms), "{renewed:?}");
+            assert!((10_000..=60_000).contains(&renewed.remaining_ms), "{renewed:?}");
         }
         other => panic!("{other:?} instead of a renewal"),
     }
@@ -99,7 +99,7 @@ fn a_renewed_lease_lasts_longer_and_keeps_its_latest_ticket() {
     let book = node.manager.book();
     let [running] = book.registrations[1].leases.as_slice() else { panic!("{:?}", book.registrations) };
     assert_eq!(running.ticket, ticket);
-    assert!(running.remaining_ms > 40_000);
+    assert!(running.remaining_ms > 10_000);
 }
 
 #[test]
@@ -215,14 +215,14 @@ fn a_lease_without_calls_is_announced_as_idle_and_ends() {
     let busy = node.attach(node.lease("the node's own timeout"));
     drop(busy);
     node.manager.wait_ended("the node's own timeout");
-    let client = node.attach(Lease { idle_timeout_ms: 2_500, ..node.lease("a") });
+    let client = node.attach(Lease { idle_timeout_ms: 9_500, ..node.lease("a") });
     let (started, _control) = client.start();
     let ending = client.hear_ending();
     assert_eq!((ending.code, ending.grace_ms), (Code::LeaseEnded.number(), 1_000));
     let ended = client.hear_end();
     assert_eq!(
         (ended.code, ended.reason.as_str()),
-        (Code::LeaseEnded.number(), "lease a was idle for 2.5 s")
+        (Code::LeaseEnded.number(), "lease a was idle for 9.5 s")
     );
     assert!(!is_alive(started.pid));
 }

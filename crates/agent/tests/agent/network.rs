@@ -326,7 +326,7 @@ fn silent_connections_give_way_and_end_with_the_agent() {
     let socket = dial(&node);
     greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
     let mut oldest = &silent[0];
-    oldest.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0);
     // Another address has places of its own.
     let other = socket_from([127, 0, 0, 2], &address);

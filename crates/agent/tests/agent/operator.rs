@@ -55,16 +55,16 @@ fn a_reclaimed_node_ends_its_leases_after_the_grace() {
     let (socket, start) = (node.socket(), Instant::now());
     let operator = std::thread::spawn(move || {
         let mut told = Vec::new();
-        let last = command(&socket, order(NodeState::Reclaimed, 3_000), |status| told.push(*status));
+        let last = command(&socket, order(NodeState::Reclaimed, 10_000), |status| told.push(*status));
         (last.unwrap(), told)
     });
     let ending = client.hear_ending();
     assert_eq!(ending.code, Code::NodeReclaimed.number());
-    assert!(ending.grace_ms <= 3_000, "{ending:?}");
+    assert!(ending.grace_ms <= 10_000, "{ending:?}");
     assert!(is_alive(started.pid));
     assert_eq!(node.show_ticket(late).hear_failure().0, Code::NoCapacity);
     let ended = client.hear_end();
-    assert!(start.elapsed() >= Duration::from_millis(3_000));
+    assert!(start.elapsed() >= Duration::from_millis(10_000));
     assert_eq!((ended.code, ended.reason.as_str()), (ending.code, ending.reason.as_str()));
     assert!(!is_alive(started.pid));
     let (last, told) = operator.join().unwrap();

@@ -250,6 +250,7 @@ impl Line {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use sublet_means::spawn_until_asleep;
 
     #[test]
     fn a_published_turn_is_seen_with_its_contents() {
@@ -282,16 +283,15 @@ mod tests {
         let (line, watch) = (Line::default(), Watch::default());
         let turn = Turn::of_use(0);
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| line.wait(&watch, turn, None, || false));
-            std::thread::sleep(Duration::from_millis(5));
+            let sleeper = spawn_until_asleep(scope, || line.wait(&watch, turn, None, || false));
             line.publish(&watch, turn, 0, &[0; BODY_WORDS]);
             assert!(sleeper.join().unwrap());
         });
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let sleeper =
-                scope.spawn(|| line.wait(&watch, Turn::of_use(1), None, || stop.load(Ordering::SeqCst)));
-            std::thread::sleep(Duration::from_millis(5));
+            let sleeper = spawn_until_asleep(scope, || {
+                line.wait(&watch, Turn::of_use(1), None, || stop.load(Ordering::SeqCst))
+            });
             stop.store(true, Ordering::SeqCst);
             watch.poke();
             assert!(!sleeper.join().unwrap());
@@ -304,7 +304,7 @@ mod tests {
         let stop = std::sync::atomic::AtomicBool::new(false);
         let (ended, has_ended) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            spawn_until_asleep(scope, || {
                 let came = line
                     .wait(&watch, Turn::of_use(0), None, || stop.load(std::sync::atomic::Ordering::SeqCst));
                 ended.send(came).unwrap();
@@ -312,12 +312,10 @@ mod tests {
             while watch.flags.load(Ordering::SeqCst) != SLEEPING {
                 std::thread::yield_now();
             }
-            // The reader needs only a short time between the flag and the sleep.
-            std::thread::sleep(Duration::from_millis(50));
             watch.flags.store(0, Ordering::SeqCst);
             stop.store(true, std::sync::atomic::Ordering::SeqCst);
             watch.poke();
-            let came = has_ended.recv_timeout(Duration::from_secs(10));
+            let came = has_ended.recv_timeout(Duration::from_secs(180));
             // Without this call a failure would wait for the sleeper.
             futex::wake_all(&watch.flags);
             assert_eq!(came, Ok(false), "the sleeper still sleeps");

@@ -12,6 +12,7 @@ use sublet_fabric::line::Turn;
 use sublet_fabric::sim::{Break, InjectedFaults, NetSide, Sim};
 use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::{Endpoint, FabricError};
+use sublet_means::spawn_until_asleep;
 
 use crate::pairs::{
     LEN, PairSide, STREAMS, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
@@ -184,10 +185,11 @@ fn disconnect_wakes_all_waiters_and_fails_later_operations() {
             let waiters: Vec<_> = (0..4)
                 .map(|number| {
                     let node = &node;
-                    scope.spawn(move || ours.wait(node.line(number * 256), Turn::of_use(0), None, || false))
+                    spawn_until_asleep(scope, move || {
+                        ours.wait(node.line(number * 256), Turn::of_use(0), None, || false)
+                    })
                 })
                 .collect();
-            std::thread::sleep(Duration::from_millis(5));
             ours.disconnect("enough");
             for waiter in waiters {
                 assert!(!waiter.join().unwrap());
@@ -228,8 +230,7 @@ fn next_connection_does_not_answer_requests_of_the_last() {
     let remote = sublet_fabric::exposed::RemoteRegion { key: 1 << 16, base: 0, len_bytes: LEN };
     end.reach(OWN, remote).unwrap();
     std::thread::scope(|scope| {
-        let askers = [0, 1].map(|_| scope.spawn(|| end.fetch_add(own_at(0), 1)));
-        std::thread::sleep(Duration::from_millis(20));
+        let askers = [0, 1].map(|_| spawn_until_asleep(scope, || end.fetch_add(own_at(0), 1)));
         let (next, mut peer) = sockets();
         end.connect(ByteStream::plain(next).unwrap()).unwrap();
         for asker in askers {

@@ -13,6 +13,7 @@ use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
 use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, FabricError};
+use sublet_means::spawn_until_asleep;
 use sublet_proto::graph::MemoryRights;
 
 use crate::pairs::{LEN, REGION, STREAMS, at, over, own_at, pattern, sockets};
@@ -55,7 +56,7 @@ fn what_has_expired_is_refused_and_the_rest_goes_on() {
 /// Makes an endpoint that lends two regions. Returns it with their keys and the bare socket of its peer.
 fn lender(len_bytes: u64) -> (tcp::TcpEndpoint, [(Arc<Region>, u64); 2], TcpStream) {
     let (left, right) = sockets();
-    right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    right.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let exposed = Arc::new(ExposedMemory::lending(2));
     let lent = ["one", "two"].map(|name| {
         let region = Arc::new(Region::create(name, len_bytes).unwrap());
@@ -216,8 +217,7 @@ fn requests_without_a_waiting_thread_end_with_their_connection() {
     end.connect(ByteStream::plain(next).unwrap()).unwrap();
     end.reach(OWN, RemoteRegion { key: 1 << 16, base: 0, len_bytes: LEN }).unwrap();
     std::thread::scope(|scope| {
-        let asker = scope.spawn(|| end.fetch_add(own_at(0), 1));
-        std::thread::sleep(Duration::from_millis(20));
+        let asker = spawn_until_asleep(scope, || end.fetch_add(own_at(0), 1));
         end.disconnect("enough");
         assert!(asker.join().unwrap().is_err());
     });

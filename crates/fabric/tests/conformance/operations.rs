@@ -8,6 +8,7 @@ use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{FabricError, Provider};
+use sublet_means::spawn_until_asleep;
 
 use crate::pairs::{CARRIERS, LEN, Pair, PairTransport, WATCH, at, line_at, over, pair, unavailable};
 
@@ -119,8 +120,9 @@ fn sleeping_reader_wakes_at_a_line_or_its_deadline() {
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(!pair.passive.wait((line, watch), Turn::of_use(0), Some(soon), || false));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| pair.passive.wait((line, watch), Turn::of_use(0), None, || false));
-            std::thread::sleep(Duration::from_millis(10));
+            let sleeper = spawn_until_asleep(scope, || {
+                pair.passive.wait((line, watch), Turn::of_use(0), None, || false)
+            });
             pair.end.put_imm(line_at(LINE_BYTES), Turn::of_use(0), 0, &[0; 7]).unwrap();
             assert!(sleeper.join().unwrap());
         });

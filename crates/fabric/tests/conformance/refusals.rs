@@ -67,7 +67,7 @@ fn unaligned_word_ends_the_connection_with_a_reason() {
 /// Makes an endpoint, and returns it with the bare socket of its peer.
 pub fn with_bare_peer() -> (PairSide, tcp::TcpEndpoint, TcpStream) {
     let (left, right) = sockets();
-    right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    right.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let node = PairSide::new(LEN);
     let end = node.end(None);
     end.connect(ByteStream::plain(left).unwrap()).unwrap();
@@ -77,9 +77,12 @@ pub fn with_bare_peer() -> (PairSide, tcp::TcpEndpoint, TcpStream) {
 
 /// Processes arrivals until the connection is down, and returns the reason.
 fn wait_for_end(end: &tcp::TcpEndpoint, node: &PairSide) -> String {
-    assert!(
-        !end.wait(node.line(0), Turn::of_use(7), Some(Instant::now() + Duration::from_secs(20)), || false)
-    );
+    assert!(!end.wait(
+        node.line(0),
+        Turn::of_use(7),
+        Some(Instant::now() + Duration::from_secs(180)),
+        || false
+    ));
     end.down().expect("the connection is down")
 }
 

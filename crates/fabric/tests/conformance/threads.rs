@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sublet_fabric::line::Turn;
 use sublet_fabric::window::LineAddress;
+use sublet_means::spawn_until_asleep;
 
 use crate::pairs::{CARRIERS, NETWORKS, Pair, REGION, WATCH, at, over};
 
@@ -88,13 +89,12 @@ fn poke_ends_waits_of_the_reader_and_other_waiters() {
                     let (pair, stop) = (&pair, &stop);
                     let LineAddress { line, watch, .. } = line(thread);
                     let (line, watch) = (pair.target.view(line).unwrap(), pair.target.view(watch).unwrap());
-                    scope.spawn(move || {
+                    spawn_until_asleep(scope, move || {
                         pair.passive
                             .wait((line, watch), Turn::of_use(0), None, || stop.load(Ordering::SeqCst) == 1)
                     })
                 })
                 .collect();
-            std::thread::sleep(std::time::Duration::from_millis(10));
             stop.store(1, Ordering::SeqCst);
             for thread in 0..THREADS {
                 pair.passive.poke(pair.target.view(line(thread).watch).unwrap());

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a registry may take to start before the test gives up.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_PATIENCE: Duration = Duration::from_secs(180);
 /// `se:cret` by bcrypt, as the registry's file of users has it.
 const USERS: &str = "me:$2b$04$abcdefghijklmnopqrstuu17JYDSDnwCnbeRSI7wxymnD3SKI1vtG\n";
 

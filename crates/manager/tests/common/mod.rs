@@ -20,7 +20,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
 /// Time that no step of a test needs, even on a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 pub type Client = ManagerClient<InterceptedService<Channel, Bearer>>;
 pub type Agent = NodesClient<InterceptedService<Channel, Bearer>>;

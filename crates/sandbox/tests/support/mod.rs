@@ -24,7 +24,7 @@ use tempfile::TempDir;
 pub const MIB: u64 = 1 << 20;
 const SPAWNER: &str = env!("CARGO_BIN_EXE_sublet-spawner");
 /// Longest wait for an event.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A kind of sandbox, without the parameters of a single one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

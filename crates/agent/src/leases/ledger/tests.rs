@@ -6,7 +6,7 @@ use sublet_runtime::wire::usage::UsageLayout;
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(180);
 const NOW_UNIX_MS: u64 = 1_000_000;
 
 fn signing() -> Signing {

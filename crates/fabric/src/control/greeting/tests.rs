@@ -183,7 +183,7 @@ fn finds_agent_by_name_and_both_kinds_of_address() {
         let address = format!("{host}:{}", listener.local_addr().unwrap().port());
         thread::scope(|scope| {
             let client = scope.spawn(|| {
-                let socket = dial(&address, None, Instant::now() + PATIENCE).unwrap();
+                let socket = dial(&address, None, Instant::now() + Duration::from_secs(180)).unwrap();
                 greet(&socket, &ConnectionPurpose::Control, None)
             });
             let there = listener.accept().unwrap().0;
@@ -196,8 +196,9 @@ fn finds_agent_by_name_and_both_kinds_of_address() {
 #[test]
 fn unreachable_agent_is_named_with_the_reason() {
     let soon = || Instant::now() + Duration::from_millis(300);
+    let late = || Instant::now() + Duration::from_secs(180);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let refused = dial(&format!("127.0.0.1:{port}"), None, soon()).unwrap_err();
+    let refused = dial(&format!("127.0.0.1:{port}"), None, late()).unwrap_err();
     assert!(refused.message.contains(&format!(":{port} refuses connections")), "{refused}");
     let unknown = dial("no-such-host.invalid:1", None, soon()).unwrap_err();
     assert!(unknown.message.contains("no-such-host.invalid"), "{unknown}");
@@ -208,7 +209,7 @@ fn unreachable_agent_is_named_with_the_reason() {
     }
     // An agent that listens and does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let socket = dial(&silent.local_addr().unwrap().to_string(), None, soon()).unwrap();
+    let socket = dial(&silent.local_addr().unwrap().to_string(), None, late()).unwrap();
     let error = greet_until(&socket, &ConnectionPurpose::Control, None, soon()).unwrap_err();
     assert!(error.code == Code::AgentUnreachable && error.message.contains("in time"), "{error}");
 }

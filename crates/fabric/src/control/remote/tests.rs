@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use rustix::net::sockopt;
+use sublet_means::spawn_until_asleep;
 
 use super::*;
 use crate::greeting::tests::pair as tcp_pair;
@@ -113,8 +114,7 @@ fn a_peer_that_was_killed_is_an_end() {
             here.send(b"unread").unwrap();
         }
         let killed = thread::scope(|scope| {
-            let waiting = scope.spawn(|| here.receive(None));
-            thread::sleep(Duration::from_millis(20));
+            let waiting = spawn_until_asleep(scope, || here.receive(None));
             if unread {
                 sockopt::set_socket_linger(&*there.tcp, Some(Duration::ZERO)).unwrap();
             }
