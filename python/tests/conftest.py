@@ -14,6 +14,8 @@ import pytest
 import sublet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# Tests import what is beside them.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # A shell that runs the tests in the background lets them ignore this signal, and their programs would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

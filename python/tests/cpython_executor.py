@@ -134,7 +134,7 @@ sys.path.insert(0, {folder!r})
 
 class {name}(sublet.Executor):
     def __init__(self, max_workers=None, mp_context=None, **more):
-        super().__init__(min(max_workers or 1, {workers}), client=sublet.Client({manager!r}), wait=20, path=[{folder!r} + "/test"], **more)
+        super().__init__(min(max_workers or 1, {workers}), client=sublet.Client({manager!r}), wait=180, path=[{folder!r} + "/test"], **more)
 concurrent.futures.{name} = concurrent.futures.ThreadPoolExecutor = {name}
 """
 
@@ -201,7 +201,7 @@ def executor_type(client, workers, folder):
             # The cores are those of the executor that each case has.
             while self.made:
                 self.made.pop().shutdown()
-            super().__init__(max_workers, client=client, wait=20, path=[folder / "test"], **more)
+            super().__init__(max_workers, client=client, wait=180, path=[folder / "test"], **more)
             self.made.append(self)
 
         def submit(self, fn, /, *args, **kwargs):

@@ -41,7 +41,7 @@ class Registry:
         unpacked = ROOT / "target/tools/docker-registry/usr/bin/docker-registry"
         program = str(unpacked) if unpacked.exists() else "docker-registry"
         self._process = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(1500):
+        for _ in range(9000):
             try:
                 socket.create_connection(("127.0.0.1", self.port)).close()
                 return

@@ -37,7 +37,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # How long a server may take until it serves, in seconds.
-PATIENCE = 60
+PATIENCE = 180
 # How long all blocks of a document may take together, in seconds.
 LIMIT = 300
 # Line that ends the output of a block in the shell.

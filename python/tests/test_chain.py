@@ -126,7 +126,7 @@ def test_a_program_that_ends_makes_room_for_the_next(words):
 
 def spawn_when_a_core_is_free(words, *arguments, **env):
     # A core is free again when its agent has said so.
-    for _ in range(1000):
+    for _ in range(18_000):
         try:
             return words.call("spawn", *arguments, **env)
         except sublet.NoCapacity:

@@ -29,7 +29,7 @@ def ps(*words):
     return subprocess.run([program(), "ps", *words], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 def shown():
-    for _ in range(600):
+    for _ in range(1800):
         rows = json.loads(ps("--json"))["leases"]
         if any("cold_imports" in row for row in rows):
             return [row["cold_imports"] for row in rows if "cold_imports" in row], ps()
@@ -40,7 +40,7 @@ def tell(name):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(100):
+        for _ in range(1800):
             with sublet.lease(imports=[name], wait=60) as lease:
                 is_warm = lease.call(was_imported_elsewhere, name)
                 since += bool(caught) or is_warm
@@ -80,7 +80,7 @@ def leases(environment, interpreter, *modules):
     """Returns the warnings of a program that leases with these modules, and what `sublet ps` shows then."""
     words = [interpreter, environment / "program.py", *modules]
     clean = {name: value for name, value in os.environ.items() if name != "SUBLET_MANAGER"}
-    run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=clean, timeout=600)
+    run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=clean, timeout=1800)
     return json.loads(run.stdout.splitlines()[-1])
 
 

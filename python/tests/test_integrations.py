@@ -12,6 +12,7 @@ import pytest
 
 import sublet
 from sublet import _kept, _modules
+from waiting import until, with_growing_time
 
 
 def double(x):
@@ -163,10 +164,7 @@ def test_joblib_gives_kept_cores_back_when_their_platform_stops(joblib):
 def test_joblib_gives_idle_cores_back(joblib, platform):
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, idle_worker_timeout=0.3):
         processes(joblib)
-        deadline = time.monotonic() + 60
-        while not _kept.is_empty() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert _kept.is_empty()
+        until(_kept.is_empty, "the idle cores are given back")
         assert len(processes(joblib)) > 0
 
 
@@ -194,10 +192,10 @@ def test_joblib_generators_and_timeouts(joblib):
         assert sorted(unordered) == list(range(0, 100, 2))
         begun = time.monotonic()
         with pytest.raises(multiprocessing.TimeoutError):
-            joblib.Parallel(timeout=0.3)(joblib.delayed(time.sleep)(60) for _ in range(2))
+            joblib.Parallel(timeout=0.3)(joblib.delayed(time.sleep)(3600) for _ in range(2))
         # Workers that still execute abandoned tasks are not kept.
         assert joblib.Parallel()(joblib.delayed(double)(n) for n in range(10)) == list(range(0, 20, 2))
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 1800
 
 
 class SleeplessTime:
@@ -234,11 +232,11 @@ def test_joblib_raises_the_first_failure_while_other_tasks_run(joblib):
         processes(joblib)
         begun = time.monotonic()
         with pytest.raises(ZeroDivisionError):
-            joblib.Parallel()([sleep(60), joblib.delayed(divmod)(1, 0)])
+            joblib.Parallel()([sleep(3600), joblib.delayed(divmod)(1, 0)])
         # joblib takes the tasks after these in a callback, where the iterable fails.
         with pytest.raises(KeyError, match="no more tasks"):
-            joblib.Parallel(pre_dispatch=2, batch_size=1)(fail_after([sleep(60), sleep(0)]))
-        assert time.monotonic() - begun < 45
+            joblib.Parallel(pre_dispatch=2, batch_size=1)(fail_after([sleep(3600), sleep(0)]))
+        assert time.monotonic() - begun < 1800
 
 
 @pytest.fixture
@@ -274,11 +272,17 @@ def test_joblib_renews_kept_leases_unless_just_confirmed(joblib, renewals):
 def test_joblib_renews_the_lease_while_tasks_run(joblib, renewals, monkeypatch):
     monkeypatch.setattr(sublet.joblib, "RENEWAL_SECONDS", 0.05)
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
-        joblib.Parallel()([joblib.delayed(time.sleep)(0.5)])
-        while_waiting = len(renewals)
-        assert while_waiting > 1
-        list(joblib.Parallel(batch_size=1, return_as="generator")(joblib.delayed(time.sleep)(0.1) for _ in range(8)))
-        assert len(renewals) > while_waiting
+        def renews(run):
+            before = len(renewals)
+            run()
+            return True if len(renewals) > before + 1 else None
+
+        def several(seconds):
+            list(joblib.Parallel(batch_size=1, return_as="generator")(joblib.delayed(time.sleep)(seconds) for _ in range(8)))
+
+        # On a machine that stands still, tasks may end before a lease is renewed twice.
+        with_growing_time(0.5, lambda seconds: renews(lambda: joblib.Parallel()([joblib.delayed(time.sleep)(seconds)])))
+        with_growing_time(0.1, lambda seconds: renews(lambda: several(seconds)))
     renewals.clear()
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, timeout=90):
         joblib.Parallel(batch_size=1)(joblib.delayed(time.sleep)(0.2) for _ in range(6))

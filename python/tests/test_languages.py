@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import sublet
+from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES, TESTS = ROOT / "examples", ROOT / "tests"
@@ -256,7 +256,4 @@ def assert_logs(platform, lease, text):
     """The output of a lease's functions has a text, or has it soon."""
     state = Path(platform.managers.removeprefix("unix:")).parent
     command = [Path(sys.executable).parent / "sublet", "logs", lease.leases[0]["id"], "--state", state]
-    until = time.monotonic() + 30
-    while text not in (shown := run(platform, command)).stdout:
-        assert time.monotonic() < until, shown.stdout + shown.stderr
-        time.sleep(0.1)
+    until(lambda: text in run(platform, command).stdout, f"{text!r} is in the log")

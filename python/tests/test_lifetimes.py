@@ -16,6 +16,7 @@ import weakref
 import pytest
 
 import sublet
+from waiting import held, interrupt_when_executing, until
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -105,8 +106,10 @@ def leaves_calls_behind(lease):
 
 
 def cancels(lease):
-    futures = [lease.submit(time.sleep, 0.05) for _ in range(10)]
+    flags = sublet.zeros(2)
+    futures = [lease.submit(held, flags) for _ in range(10)]
     assert futures[-1].cancel()
+    flags[1] = 1
 
 
 USES = [
@@ -124,10 +127,8 @@ USES = [
 
 
 def ends(reference):
-    deadline = time.monotonic() + 60
-    while reference() is not None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return reference() is None
+    until(lambda: reference() is None, "its calls end")
+    return True
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
@@ -234,8 +235,9 @@ def test_interrupted_call_does_not_keep_a_dropped_lease(platform):
     lease = platform.lease(CORES, wait=60)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert raises(KeyboardInterrupt, lease.call, time.sleep, 600)
+        flags = sublet.zeros(2)
+        interrupt_when_executing(flags)
+        assert raises(KeyboardInterrupt, lease.call, held, flags)
     finally:
         signal.signal(signal.SIGINT, before)
     del lease

@@ -11,6 +11,7 @@ import pytest
 
 import sublet
 from sublet import _command
+from waiting import PATIENCE, until
 
 OPTIONS = "cores=1, memory='1GiB'"
 
@@ -31,14 +32,6 @@ def begin(folder, text):
     said = program.stdout.readline().split()
     assert len(said) == 2, "the program has not said where its platform is"
     return program, said[0], int(said[1])
-
-
-def until(is_so, what):
-    for _ in range(600):
-        if is_so():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{what}: not within 60 s")
 
 
 def is_alive(pid):
@@ -66,9 +59,9 @@ thread.join()
 @pytest.mark.parametrize("where", ["start()\n", IN_THREAD], ids=["main thread", "another thread"])
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"], ids=["returns", "exits", "raises"])
 def test_a_platform_ends_with_its_program_and_leaves_no_folder(folder, where, end):
-    text = STARTED + where + "lease = sublet.lease(wait=30)\nassert lease.call(abs, -1) == 1\n" + end
+    text = STARTED + where + "lease = sublet.lease(wait=180)\nassert lease.call(abs, -1) == 1\n" + end
     program, _, pid = begin(folder, text)
-    program.wait(60)
+    program.wait(PATIENCE)
     assert not is_alive(pid), "the program did not wait for its platform's end"
     assert os.listdir(folder) == []
 
@@ -79,7 +72,7 @@ def test_a_platform_ends_with_a_program_that_is_killed(folder, where):
     # After this time a platform with a request to stop would have stopped.
     time.sleep(2)
     assert is_alive(pid), "the platform has ended with the thread that has started it"
-    with sublet.Client(managers).lease(wait=30) as lease:
+    with sublet.Client(managers).lease(wait=180) as lease:
         assert lease.call(abs, -1) == 1
     program.kill()
     program.wait()
@@ -88,7 +81,7 @@ def test_a_platform_ends_with_a_program_that_is_killed(folder, where):
     assert len(left) == 1
     # The next program removes what the killed one has left.
     program, _, _ = begin(folder, STARTED + "start()\n")
-    program.wait(60)
+    program.wait(PATIENCE)
     assert os.listdir(folder) == []
 
 
@@ -96,12 +89,12 @@ def test_folders_that_are_in_use_stay(folder):
     first, managers, pid = begin(folder, STARTED + "start()\ntime.sleep(600)")
     try:
         second, _, _ = begin(folder, STARTED + "start()\n")
-        second.wait(60)
-        with sublet.Client(managers).lease(wait=30) as lease:
+        second.wait(PATIENCE)
+        with sublet.Client(managers).lease(wait=180) as lease:
             assert lease.call(abs, -1) == 1
     finally:
         first.send_signal(signal.SIGINT)
-        first.wait(60)
+        first.wait(PATIENCE)
     assert os.listdir(folder) == []
 
 
@@ -112,7 +105,7 @@ def test_folder_of_a_platform_that_has_not_ended_stays(folder):
     try:
         program.kill()
         program.wait()
-        begin(folder, STARTED + "start()\n")[0].wait(60)
+        begin(folder, STARTED + "start()\n")[0].wait(PATIENCE)
         assert len(os.listdir(folder)) == 1
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -143,11 +136,11 @@ def test_a_forked_process_leaves_its_parents_platform_alone(folder):
         "        platform.stop()\n"
         "        sys.exit()\n"
         "    os.wait()\n"
-        "    with sublet.lease(wait=30) as lease:\n"
+        "    with sublet.lease(wait=180) as lease:\n"
         "        assert lease.call(abs, -1) == 1\n"
     )
     program, _, _ = begin(folder, text)
-    assert program.wait(60) == 0
+    assert program.wait(PATIENCE) == 0
     assert os.listdir(folder) == []
 
 

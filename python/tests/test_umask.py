@@ -12,11 +12,11 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
 
 import pytest
 
 from sublet._command import program
+from waiting import until
 
 MASKS = [0o000, 0o077]
 LOCAL = """
@@ -60,15 +60,11 @@ def writable_by_others(folder):
 
 
 def wait_for_node(manager):
-    ended = time.monotonic() + 60
-    while json.loads(run(0o022, "--json", "ps", manager=manager))["nodes"] == [] and time.monotonic() < ended:
-        time.sleep(0.05)
+    until(lambda: json.loads(run(0o022, "--json", "ps", manager=manager))["nodes"] != [], "a node is registered")
 
 
 def wait_for_socket(manager):
-    ended = time.monotonic() + 60
-    while not (manager / "manager.sock").exists() and time.monotonic() < ended:
-        time.sleep(0.01)
+    until((manager / "manager.sock").exists, "the manager listens")
 
 
 @pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)

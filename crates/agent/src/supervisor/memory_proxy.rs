@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn hear(process: &PacketSocket) -> (Body, usize) {
-        let packet = process.receive(Some(Duration::from_secs(10))).unwrap().unwrap();
+        let packet = process.receive(Some(Duration::from_secs(180))).unwrap().unwrap();
         (MemoryAnswer::decode(packet.bytes.as_slice()).unwrap().body.unwrap(), packet.fds.len())
     }
 
@@ -265,7 +265,7 @@ mod tests {
         process.send(b"\xff\xff", &[]).unwrap();
         assert!(memory_proxy.hear().is_none() && memory_proxy.asks().is_none());
         answer(&mut memory_proxy, RUN, there()).unwrap();
-        assert!(process.receive(Some(Duration::from_secs(10))).unwrap().is_none());
+        assert!(process.receive(Some(Duration::from_secs(180))).unwrap().is_none());
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
         let (mut memory_proxy, process) = memory_proxy();
         let told = Channel { component: "numbers".into(), writable: true, ..Channel::default() };
         answer(&mut memory_proxy, RUN, Body::Channel(told.clone())).unwrap();
-        let packet = process.receive(Some(Duration::from_secs(10))).unwrap().unwrap();
+        let packet = process.receive(Some(Duration::from_secs(180))).unwrap().unwrap();
         let said = MemoryAnswer::decode(packet.bytes.as_slice()).unwrap().body.unwrap();
         assert_eq!(said, Body::Channel(Channel { is_far: true, ..told }));
         let [file] = <[OwnedFd; 1]>::try_from(packet.fds).unwrap();

@@ -115,7 +115,7 @@ mod tests {
             there.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[]).unwrap();
         }
         drop(there);
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_secs(180);
         hear((&here, None), until, || Some("was killed".to_owned()))
     }
 

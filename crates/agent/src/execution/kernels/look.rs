@@ -126,7 +126,7 @@ mod tests {
     fn heard(said: &[u8]) -> Result<DeviceUnit, Error> {
         let (here, there) = PacketSocket::pair().unwrap();
         there.send(said, &[]).unwrap();
-        hear(&here, PackageKind::OpenCl, Instant::now() + Duration::from_secs(60), || None)
+        hear(&here, PackageKind::OpenCl, Instant::now() + Duration::from_secs(180), || None)
     }
 
     fn says(body: Body) -> Result<DeviceUnit, Error> {
