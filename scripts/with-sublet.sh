@@ -26,7 +26,7 @@ trap finish EXIT
 
 ${START:-sublet up} >"$LOG" 2>&1 &
 server=$!
-for ((tries = 0; tries < 100; tries++)); do
+for ((tries = 0; tries < 1800; tries++)); do
     sublet ps --json 2>/dev/null | grep -q '"cores"' && break
     kill -0 "$server" || exit 1
     sleep 0.1

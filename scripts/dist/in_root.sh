@@ -14,7 +14,7 @@ lease() {
     tries=0
     until "$1" ps 2>&1 | grep --quiet lending; do
         tries=$((tries + 1))
-        if [ "$tries" -eq 300 ]; then
+        if [ "$tries" -eq 1800 ]; then
             cat /tmp/up.log
             exit 1
         fi

@@ -19,7 +19,7 @@ import os, subprocess, time
 # The folder of the image belongs to its user.
 os.environ["SUBLET_STATE"] = "/tmp/state"
 up = subprocess.Popen(["sublet", "up", "--cores", "1", "--python", "python3"])
-for _ in range(300):
+for _ in range(1800):
     if b"lending" in subprocess.run(["sublet", "ps"], capture_output=True).stdout:
         break
     time.sleep(0.1)

@@ -235,14 +235,18 @@ static void a_crash_ends_its_call_and_not_the_lease(void) {
 static void waiting_for_a_time_leaves_the_call_alone(void) {
     sublet_invoker *invoker = leased(SUBLET_ALWAYS_WARM);
     sublet_invocation invocation;
-    const uint32_t ms = 200;
+    void *buffer = NULL;
+    CHECK_OK(sublet_buffer_allocate(invoker, sizeof(uint32_t), &buffer));
+    volatile uint32_t *told = buffer;
+    *told = 0;
     bool ended = true;
-    start_nap(invoker, &ms, &invocation);
+    CHECK_OK(submit(invoker, "hold", buffer, sizeof *told, NULL, 0, &invocation));
     CHECK_OK(sublet_invocation_is_ready(&invocation, &ended));
     CHECK(!ended);
     ended = true;
     CHECK_OK(sublet_invocation_wait_timeout(&invocation, 10 * MS, &ended));
     CHECK(!ended);
+    *told = 1;
     CHECK_OK(sublet_invocation_wait_timeout(&invocation, UINT64_MAX, &ended));
     CHECK(ended);
     ended = false;
@@ -252,6 +256,7 @@ static void waiting_for_a_time_leaves_the_call_alone(void) {
     CHECK_OK(sublet_invocation_wait(&invocation, &done));
     CHECK(done.executing_ns == 0);
     CHECK_STATUS(sublet_invocation_wait(&invocation, &done), SUBLET_INVALID_ARGUMENT);
+    CHECK_OK(sublet_buffer_free(buffer));
     sublet_invoker_free(invoker);
 }
 

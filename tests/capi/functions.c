@@ -30,6 +30,16 @@ SUBLET_FUNCTION uint32_t nap(void *in, uint32_t size, void *out) {
     return 0;
 }
 
+/* Returns when its caller has set the first number of its input, which is in a buffer. */
+SUBLET_FUNCTION uint32_t hold(void *in, uint32_t size, void *out) {
+    const volatile uint32_t *told = in;
+    const struct timespec time = {.tv_sec = 0, .tv_nsec = 1000000};
+    (void)size, (void)out;
+    while (*told == 0)
+        nanosleep(&time, NULL);
+    return 0;
+}
+
 SUBLET_FUNCTION uint32_t refuse(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)in, (void)size, (void)out;
     return sublet_fail(context, "I would rather not");

@@ -120,7 +120,7 @@ start() {
     "$PREFIX/bin/sublet" up --cores 2 --listen 127.0.0.1:0 >"$scratch/up.log" 2>&1 &
     server=$!
     local tries
-    for ((tries = 0; tries < 100; tries++)); do
+    for ((tries = 0; tries < 1800; tries++)); do
         "$PREFIX/bin/sublet" ps --json 2>/dev/null | grep -q '"cores"' && return
         kill -0 "$server" 2>/dev/null || break
         sleep 0.1

@@ -25,7 +25,7 @@ wait_until() {
     local tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        ((tries < 600)) || { echo "in vain: $*" >&2; exit 1; }
+        ((tries < 3600)) || { echo "in vain: $*" >&2; exit 1; }
         sleep 0.05
     done
 }
