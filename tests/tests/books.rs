@@ -155,7 +155,9 @@ fn use_up(client: &mut Invoker, chance: &mut Chance, leases: &Mutex<HashMap<Stri
             Ok(_) => {
                 answered += Duration::from_millis(ms.into()) - ROUNDING;
                 calls += 1;
-                lock(leases).entry(lease.clone()).and_modify(|lease| lease.answered = answered);
+                if let Some(used) = lock(leases).get_mut(&lease) {
+                    used.answered = answered;
+                }
             }
             // A killed worker is replaced by the next call; a killed agent ends the lease.
             Err(error) if error.code == Code::WorkerDied => {}
