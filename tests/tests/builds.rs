@@ -185,7 +185,7 @@ fn the_requests_weights_choose_the_cheaper_or_faster_profile() {
             "--time-weight",
             weight,
             "--wait",
-            "20s",
+            "180s",
         ])
     };
     for (weight, pu, by) in

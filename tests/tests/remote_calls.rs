@@ -400,7 +400,7 @@ fn memory_is_shared_where_possible_by_default() {
     closed.assert_serves();
     let name = format!("{}/echo", package("calls.c"));
     platform.assert_refuses(
-        &["call", &name, "--output", "/dev/null", "--wait", "20s", "--fabric", "ofi:verbs"],
+        &["call", &name, "--output", "/dev/null", "--wait", "180s", "--fabric", "ofi:verbs"],
         Code::FabricUnavailable,
     );
     let output =
@@ -410,10 +410,10 @@ fn memory_is_shared_where_possible_by_default() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("SUBLET_FABRIC") && said.contains("rdma"), "{said}");
     let echoed =
-        platform.pipe(&["call", &name, "--wait", "20s", "--fabric", "tcp", "--interface", "lo"], b"by wire");
+        platform.pipe(&["call", &name, "--wait", "180s", "--fabric", "tcp", "--interface", "lo"], b"by wire");
     assert_eq!(echoed.stdout, b"by wire", "{}", String::from_utf8_lossy(&echoed.stderr));
     let nowhere = platform
-        .pipe(&["call", &name, "--wait", "20s", "--fabric", "tcp", "--interface", "no-such-link"], b"");
+        .pipe(&["call", &name, "--wait", "180s", "--fabric", "tcp", "--interface", "no-such-link"], b"");
     assert_eq!(nowhere.status.code(), Some(Code::FabricUnavailable.number() as i32));
 }
 
