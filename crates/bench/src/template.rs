@@ -66,6 +66,7 @@ pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Re
         interpreter: interpreter.program.clone(),
         adapter: warm.spawner.with_file_name(warm.language.adapter()),
         imports: warm.imports.clone(),
+        image: None,
     };
     let begun = Instant::now();
     while !start(&sandboxes, &template, &script)?.was_warm {

@@ -10,6 +10,17 @@ pub enum Language {
     Node,
 }
 
+/// Where a warm interpreter finds its modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ModuleSource {
+    /// In its own folders.
+    Interpreter,
+    /// In an environment, and in its standard library.
+    Environment,
+    /// In its image, as the image says.
+    Image,
+}
+
 /// Most bytes of a module's name.
 const MAX_MODULE_BYTES: usize = 256;
 
@@ -44,15 +55,17 @@ impl Language {
     }
 
     /// Arguments of the interpreter, before the names of modules.
-    pub(crate) fn arguments(self, has_environment: bool) -> &'static [&'static str] {
-        match self {
+    pub(crate) fn arguments(self, source: ModuleSource) -> &'static [&'static str] {
+        match (self, source) {
             // Without the modules that are installed for the interpreter: `template.py` adds those of the environment.
-            Language::Python if has_environment => &["-I", "-S", "-B", "-c", LOAD_IN_PYTHON],
+            (Language::Python, ModuleSource::Environment) => &["-I", "-S", "-B", "-c", LOAD_IN_PYTHON],
+            // Not isolated: the variables of an image apply, as in an interpreter that is started there.
+            (Language::Python, ModuleSource::Image) => &["-B", "-c", LOAD_IN_PYTHON],
             // Isolated: nothing in its folder or environment changes its behaviour. It has no folder to write compiled
             // modules to.
-            Language::Python => &["-I", "-B", "-c", LOAD_IN_PYTHON],
+            (Language::Python, ModuleSource::Interpreter) => &["-I", "-B", "-c", LOAD_IN_PYTHON],
             // The collector of garbage and the compiler have no threads of their own, which a copy would not have.
-            Language::Node => &["--single-threaded", "--v8-pool-size=0", "--eval", LOAD_IN_NODE, "--"],
+            (Language::Node, _) => &["--single-threaded", "--v8-pool-size=0", "--eval", LOAD_IN_NODE, "--"],
         }
     }
 

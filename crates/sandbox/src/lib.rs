@@ -134,6 +134,9 @@ pub enum IsolationKind {
     /// A process whose memory begins as a copy of a warm language runtime, in walls like [`IsolationKind::Process`]. Its program is a
     /// source file, which runs as in an interpreter that has just begun, but for the modules that are there already. It
     /// has no network.
+    ///
+    /// A copy of an interpreter in an image has walls like [`IsolationKind::Container`]. Its program is an interpreter with
+    /// code as an argument (`-c`), which the copy executes. While there is no copy, a container starts that program.
     Template(Template),
 }
 
@@ -141,14 +144,15 @@ impl IsolationKind {
     /// The image, if it has one.
     pub(crate) fn image(&self) -> Option<&RootImage> {
         match self {
-            IsolationKind::Process | IsolationKind::Template(_) => None,
+            IsolationKind::Process => None,
+            IsolationKind::Template(template) => template.image.as_ref().map(|image| &image.root),
             IsolationKind::Container(image) | IsolationKind::Delegated { image, .. } => Some(image),
         }
     }
 }
 
 /// A file system to begin with.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RootImage {
     /// Folders, each over those before it, as overlayfs has them. A file that was removed is a device 0/0; a folder
     /// that hides the folders below it has the attribute `user.overlay.opaque`. Every file belongs to [`USER`], or to
@@ -164,7 +168,7 @@ pub struct RootImage {
 pub struct Template {
     /// Language of the runtime.
     pub language: Language,
-    /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`].
+    /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`]. Of an image: a path there.
     pub interpreter: PathBuf,
     /// The library that it loads to be forked, which calls [`template::serve`].
     pub adapter: PathBuf,
@@ -176,6 +180,18 @@ pub struct Template {
     /// Paths in which a Python looks for modules, in place of its own; empty for its own. Sandboxes have to be shown
     /// them.
     pub search_path: Vec<PathBuf>,
+    /// Image of the interpreter, a Python, if it is not the host's. The template has fewer walls than its copies, so the
+    /// image has to be trusted as the host's interpreters are.
+    pub image: Option<TemplateImage>,
+}
+
+/// Image in which a template's interpreter is started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TemplateImage {
+    /// Files of the image.
+    pub root: RootImage,
+    /// Whole environment of the interpreter.
+    pub env: Vec<(OsString, OsString)>,
 }
 
 /// Program that a sandbox executes.

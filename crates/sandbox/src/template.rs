@@ -134,7 +134,9 @@ impl WaitingCopy {
     /// Waits for the program and the order to start it. Ends the process if it is not wanted any more.
     pub fn become_program(self) -> TemplateProgram {
         let WaitingCopy { ahead, descriptors } = self;
-        let plan = ahead.become_program(|| descriptors.make_again());
+        // The sandbox may have another root, beneath which Landlock then finds none of these files.
+        let reopened = descriptors.reopen_libraries();
+        let plan = ahead.become_program(|| reopened.and_then(|()| descriptors.make_again()));
         let text = |text: CString| OsString::from_vec(text.into_bytes());
         let (program, words, env) = plan.into_program();
         TemplateProgram {

@@ -23,7 +23,7 @@ use sublet_proto::v1::{
 use crate::{
     Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_IMPORTS, MAX_LAYERS, MAX_LENT_FOLDERS,
     MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
-    SandboxState, SandboxStatus, Spec, Template,
+    SandboxState, SandboxStatus, Spec, Template, TemplateImage,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -138,14 +138,24 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
             imports,
             environment,
             search_path,
+            image,
         }) => {
             let language = encode_language(language);
             let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
             let environment = environment.as_deref().map(bytes);
             let search_path = search_path.iter().map(|path| bytes(path)).collect();
-            template =
-                Some(SandboxTemplate { language, interpreter, adapter, imports, environment, search_path });
-            (TEMPLATE, RootImage::default(), PathBuf::new())
+            let TemplateImage { root, env } = image.unwrap_or_default();
+            let env = env.iter().map(|(name, value)| variable(name, value)).collect();
+            template = Some(SandboxTemplate {
+                language,
+                interpreter,
+                adapter,
+                imports,
+                environment,
+                search_path,
+                env,
+            });
+            (TEMPLATE, root, PathBuf::new())
         }
     };
     let message = SandboxSpec {
@@ -194,20 +204,20 @@ pub(crate) fn decode_spec(
     };
     let kind = match (message.kind, layers, message.template) {
         (PROCESS, 0, None) => IsolationKind::Process,
-        (TEMPLATE, 0, Some(_)) if message.host_network => return Err(invalid("a template has no network")),
-        (TEMPLATE, 0, Some(template)) => IsolationKind::Template(decode_template(template).map_err(invalid)?),
-        (PROCESS | TEMPLATE, _, _) => return Err(invalid("a process has no layers, a template no image")),
+        (TEMPLATE, _, Some(_)) if message.host_network => return Err(invalid("a template has no network")),
+        (TEMPLATE, 0..=MAX_LAYERS, Some(template)) => {
+            let root = (layers > 0).then_some(image);
+            IsolationKind::Template(decode_template(template, root).map_err(invalid)?)
+        }
+        (TEMPLATE, _, Some(_)) => return Err(invalid("a template's image has at most 128 layers")),
+        (PROCESS | TEMPLATE, _, _) => {
+            return Err(invalid("a process has no layers, and a template a language"));
+        }
         (CONTAINER, 1..=MAX_LAYERS, _) => IsolationKind::Container(image),
         (DELEGATED, 1..=MAX_LAYERS, _) => IsolationKind::Delegated { runtime: path(message.runtime), image },
         (CONTAINER | DELEGATED, _, _) => return Err(invalid("a container has 1 to 128 layers")),
         _ => return Err(invalid("its kind is unknown")),
     };
-    let env = message.env.into_iter().map(|bytes| {
-        let equals =
-            bytes.iter().position(|&byte| byte == b'=').ok_or_else(|| invalid("a variable has no ="))?;
-        let (name, value) = (&bytes[..equals], &bytes[equals + 1..]);
-        Ok((OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(value).to_owned()))
-    });
     let lent_folders = message.folders.into_iter().map(decode_folder).collect::<Option<Vec<_>>>();
     let lent_folders = lent_folders.filter(|folders| folders.len() <= MAX_LENT_FOLDERS).ok_or_else(|| {
         invalid("it has more than 16 lent folders, or one whose name is no name of a folder")
@@ -221,7 +231,7 @@ pub(crate) fn decode_spec(
             (true, library) => SandboxProgram::Loading { program, library: path(library) },
         },
         args: message.args.into_iter().map(OsString::from_vec).collect(),
-        env: env.collect::<Result<_, _>>()?,
+        env: decode_variables(message.env).ok_or_else(|| invalid("a variable has no ="))?,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         lent_folders,
         control,
@@ -253,8 +263,19 @@ pub(crate) fn is_component(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\0'])
 }
 
-fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
-    let SandboxTemplate { language, interpreter, adapter, imports, environment, search_path } = message;
+/// Decodes variables of an environment; nothing if one has no `=`.
+fn decode_variables(variables: Vec<Vec<u8>>) -> Option<Vec<(OsString, OsString)>> {
+    let decode = |bytes: Vec<u8>| {
+        let equals = bytes.iter().position(|&byte| byte == b'=')?;
+        let (name, value) = (&bytes[..equals], &bytes[equals + 1..]);
+        Some((OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(value).to_owned()))
+    };
+    variables.into_iter().map(decode).collect()
+}
+
+/// Decodes a template, in an image with these files if there are any.
+fn decode_template(message: SandboxTemplate, root: Option<RootImage>) -> Result<Template, &'static str> {
+    let SandboxTemplate { language, interpreter, adapter, imports, environment, search_path, env } = message;
     let language = decode_language(language).ok_or("its language is unknown")?;
     if imports.len() > MAX_IMPORTS {
         return Err("a template imports at most 32 modules");
@@ -262,10 +283,15 @@ fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
     if !imports.iter().all(|module| language.has_module(module)) {
         return Err("a module is no name of one in that language");
     }
+    if root.is_some() && (language != Language::Python || environment.is_some() || !search_path.is_empty()) {
+        return Err("a template in an image is a Python with the modules of the image");
+    }
+    let env = decode_variables(env).ok_or("a variable of its interpreter has no =")?;
+    let image = root.map(|root| TemplateImage { root, env });
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let (interpreter, adapter, environment) = (path(interpreter), path(adapter), environment.map(path));
     let search_path = search_path.into_iter().map(path).collect();
-    Ok(Template { language, interpreter, adapter, imports, environment, search_path })
+    Ok(Template { language, interpreter, adapter, imports, environment, search_path, image })
 }
 
 /// Returns the number of a language in `sandbox.proto`.

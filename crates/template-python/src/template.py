@@ -3,6 +3,9 @@
 The template executes this file with `adapter`, the module that forks, and the names of modules as arguments. The
 statements after `serve` run in a copy, and those after `program` in the copy's sandbox. A copy has one thread and no
 open files, and shares with other copies only the memory that the template had.
+
+An interpreter of an image is the program of its sandboxes: there a copy executes the code of the program's `-c`, as an
+interpreter does that has just been started.
 """
 
 import ctypes
@@ -17,6 +20,9 @@ import types
 # Folder of the environment, if this interpreter has no modules beside the standard library; the variable below names another.
 ENVIRONMENT = "/environment"
 ENVIRONMENT_VARIABLE = "SUBLET_ENVIRONMENT"
+
+# Whether this is the interpreter of an image, to which the variables of the image apply. Others are isolated from theirs.
+IN_IMAGE = not sys.flags.isolated
 
 # Functions that set the number of threads in libraries that compute with several threads.
 SETTERS = (
@@ -69,14 +75,12 @@ def use_environment(folder):
     site.addsitedir(os.path.join(folder, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
 
 
-def begin(path, arguments, environment, setters):
-    """Sets arguments, environment and threads as if this process had just been started."""
+def begin(environment, setters):
+    """Sets environment and threads as if this process had just been started."""
     variables = dict(variable.split("=", 1) for variable in environment)
     folder = variables.pop(ENVIRONMENT_VARIABLE, ENVIRONMENT)
     if sys.flags.no_site:
         use_environment(folder)
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, os.path.dirname(path))
     os.environ.update(variables)
     # The C library read the time zone when the template started.
     time.tzset()
@@ -86,21 +90,39 @@ def begin(path, arguments, environment, setters):
             set_threads(threads)
 
 
-def execute(path):
-    """Runs a file as the main module."""
+def main_module():
+    """Makes a new main module."""
     main = types.ModuleType("__main__")
-    main.__file__ = path
     main.__builtins__ = __builtins__
     sys.modules["__main__"] = main
+    return main
+
+
+def execute(path):
+    """Runs a file as the main module."""
+    main = main_module()
+    main.__file__ = path
     with open(path, "rb") as file:
         source = file.read()
     exec(compile(source, path, "exec"), main.__dict__)
 
 
-def run(path):
-    """Runs a file. The traceback of an error in it has only the file's own frames."""
+def execute_code(arguments):
+    """Runs the code of an interpreter's `-c` as the main module."""
+    at = arguments.index("-c")
+    sys.argv = arguments[at:at + 1] + arguments[at + 2:]
+    exec(compile(arguments[at + 1], "<string>", "exec"), main_module().__dict__)
+
+
+def run(path, arguments):
+    """Runs a program. The traceback of an error in it has only the program's own frames."""
     try:
-        execute(path)
+        if IN_IMAGE:
+            execute_code(arguments)
+        else:
+            sys.argv = [path, *arguments]
+            sys.path.insert(0, os.path.dirname(path))
+            execute(path)
     except SystemExit:
         raise
     except BaseException as error:
@@ -144,6 +166,9 @@ def warm():
         site.sethelper()
         use_environment(os.environ.get(ENVIRONMENT_VARIABLE, ENVIRONMENT))
     use_search_path()
+    # The working folder, which an interpreter adds for `-c`.
+    if sys.path[:1] == [""]:
+        del sys.path[0]
     begun, culprit = time.monotonic(), ""
     for module in sys.argv[1:]:
         try:
@@ -175,5 +200,5 @@ found = warm()
 adapter.serve()
 renew()
 path, arguments, environment = adapter.program()
-begin(path, arguments, environment, found)
-run(path)
+begin(environment, found)
+run(path, arguments)

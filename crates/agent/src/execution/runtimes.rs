@@ -136,6 +136,7 @@ impl Runtimes {
             imports: Vec::new(),
             environment: None,
             search_path: runtime.search_path.clone(),
+            image: None,
         };
         self.known.iter().map(move |runtime| (template(runtime), runtime.worker.clone()))
     }
@@ -181,6 +182,7 @@ impl Runtimes {
             imports: if environment.is_some() { Vec::new() } else { build.imports.clone() },
             environment: environment.map(Path::to_owned),
             search_path: if environment.is_some() { Vec::new() } else { runtime.search_path.clone() },
+            image: None,
         };
         Ok((template, runtime.worker.clone()))
     }

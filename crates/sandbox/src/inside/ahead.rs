@@ -116,7 +116,8 @@ impl Ahead {
     }
 
     fn become_inhabitant(&self, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
-        rustix::process::chdir("/").map_err(|errno| (CreationStep::Root, errno.into()))?;
+        let folder = plan.image.as_ref().map_or(c"/", |image| image.working_folder.as_c_str());
+        rustix::process::chdir(folder).map_err(|errno| (CreationStep::Root, errno.into()))?;
         if let Some(walls) = &plan.weak {
             return weak::restrict(plan, walls);
         }

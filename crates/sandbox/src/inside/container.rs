@@ -1,11 +1,12 @@
-//! A container's root: the layers of an image, and over them what the sandbox writes.
+//! A container's root: the layers of an image, and over them what the sandbox writes. A template in an image has the same
+//! layers, and writes nothing.
 //!
 //! Nothing in an image is trusted. A link in an image leads only to the image. The mount points for files from outside
 //! are made in a separate layer over it. The files are mounted only when the image is the root already, and nothing
 //! else can be reached.
 
 use std::ffi::CString;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -19,7 +20,8 @@ use super::mounts::{attach, copy};
 use super::names::add_user;
 use super::plan::LayerMounts;
 use super::root::{
-    FOLDERS_POINT, SCRATCH_POINT, attach_folder, make_place, make_root, mount_scratch, mount_shared,
+    FOLDERS_POINT, SCRATCH_POINT, attach_folder, begin_template, make_place, make_root, mount_scratch,
+    mount_shared,
 };
 use crate::MAX_LAYERS;
 
@@ -32,6 +34,10 @@ const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
 pub(super) const ROOT: &str = "root";
 /// Folder of the files that are written over the layers.
 pub(super) const UPPER: &str = "upper";
+/// Folder of a template's root that has the common root, in which its copies begin.
+const COMMON: &str = "sublet-common";
+/// Folder with a folder for each layer.
+const LAYERS: &str = "layers";
 
 /// Makes the image the root, with what only this sandbox has mounted in there.
 pub(super) fn enter(plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> {
@@ -53,12 +59,36 @@ pub(super) fn enter(plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> 
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
+/// Makes an image the root of a template, which can change nothing of it, and goes to the common root: a copy begins there as
+/// a first process does in the spawner's. The place of the program is a file.
+pub(super) fn enter_template(layers: &[OwnedFd]) -> io::Result<()> {
+    begin_template()?;
+    let common = copy(".")?;
+    let shown = SHOWN.map(|path| copy(path).map(|mount| (path, mount)));
+    mount_scratch(SCRATCH_POINT, 0, OWN_FILES, "755", MountFlags::empty())?;
+    rustix::process::chdir(SCRATCH_POINT)?;
+    [ROOT, UPPER, LAYERS].into_iter().try_for_each(make_folder)?;
+    let places = Path::new(UPPER);
+    SHOWN.into_iter().chain([COMMON]).try_for_each(|folder| make_folder(places.join(folder)))?;
+    File::create(places.join(MountPoint::PROGRAM.0))?;
+    // Without a folder for what is written the kernel mounts it read-only.
+    mount_over(&format!("lowerdir={UPPER}:{}", attach_layers(layers)?))?;
+    rustix::process::chdir(ROOT)?;
+    make_root()?;
+    for shown in shown {
+        let (path, mount) = shown?;
+        attach(&mount, Path::new(path))?;
+    }
+    attach(&common, Path::new(COMMON))?;
+    Ok(rustix::process::chdir(COMMON)?)
+}
+
 /// Mounts what the container writes over a folder, goes there, and mounts the layers over each other as [`ROOT`], with
 /// [`UPPER`], which can be written, over them all.
 pub(super) fn prepare(folder: &str, plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> {
     mount_scratch(folder, plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
     rustix::process::chdir(folder)?;
-    [ROOT, UPPER, "work", "layers"].into_iter().try_for_each(make_folder)?;
+    [ROOT, UPPER, "work", LAYERS].into_iter().try_for_each(make_folder)?;
     // A runtime makes them by itself.
     if !plan.is_delegated() {
         make_places(plan)?;
@@ -91,15 +121,24 @@ fn make_places(plan: &CreationPlan) -> io::Result<()> {
 }
 
 fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
+    let lower = attach_layers(layers)?;
+    mount_over(&format!("lowerdir={lower},upperdir={UPPER},workdir=work"))
+}
+
+/// Mounts each layer in a folder of its own. Returns these folders as overlayfs has them, the highest first.
+fn attach_layers(layers: &[OwnedFd]) -> io::Result<String> {
     for (number, layer) in layers.iter().enumerate() {
-        let place = format!("layers/{number}");
+        let place = format!("{LAYERS}/{number}");
         fs::create_dir(&place)?;
         attach(layer, Path::new(&place))?;
     }
-    // Overlayfs has the highest first.
-    let numbers = (0..layers.len()).rev();
-    let lower: Vec<_> = numbers.map(|number| format!("layers/{number}")).collect();
-    let options = format!("lowerdir={},upperdir={UPPER},workdir=work,userxattr", lower.join(":"));
+    let lower: Vec<_> = (0..layers.len()).rev().map(|number| format!("{LAYERS}/{number}")).collect();
+    Ok(lower.join(":"))
+}
+
+/// Mounts folders over each other as [`ROOT`].
+fn mount_over(folders: &str) -> io::Result<()> {
+    let options = CString::new(format!("{folders},userxattr"))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    Ok(mount("overlay", ROOT, "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
+    Ok(mount("overlay", ROOT, "overlay", flags, Some(options.as_c_str()))?)
 }

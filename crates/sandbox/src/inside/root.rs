@@ -37,11 +37,16 @@ pub(super) fn begin() -> io::Result<()> {
 
 /// Makes a copy of the common root this process's root, in the namespace of the spawner's processes.
 pub(super) fn enter_template() -> io::Result<()> {
+    begin_template()?;
+    make_root()
+}
+
+/// Makes a copy of the common root that is a template's own, and goes there.
+pub(super) fn begin_template() -> io::Result<()> {
     copy_common()?;
     // The kernel allows a new `/proc` in a user namespace only if one is visible there. Each sandbox mounts its own
     // over this one.
-    processes::mount_for_template()?;
-    make_root()
+    processes::mount_for_template()
 }
 
 fn copy_common() -> io::Result<()> {

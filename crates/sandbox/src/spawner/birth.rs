@@ -33,7 +33,7 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
     let layers = root::layers_of(&spec)?;
     let folders = root::folders_of(&spec)?;
     let mut sandbox = match &spec.kind {
-        IsolationKind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
+        IsolationKind::Template(template) => workshop.copy(template)?,
         kind => workshop.take(spec.network, matches!(kind, IsolationKind::Delegated { .. }))?,
     };
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
@@ -64,7 +64,7 @@ fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sand
         IsolationKind::Template(template) => {
             // A template has no walls here, so it imports no module that a tenant has named.
             let bare = Template { imports: Vec::new(), ..template.clone() };
-            workshop.templates.take(&mut workshop.means, &bare)?
+            workshop.copy(&bare)?
         }
         _ => workshop.take(spec.network, false)?,
     };

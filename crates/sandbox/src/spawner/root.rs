@@ -23,8 +23,8 @@ use crate::inside::{
 };
 use crate::system::{self, restrict_mount};
 use crate::{
-    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, SCRATCH, SandboxError, Spec, Template,
-    USER,
+    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, RootImage, SCRATCH, SandboxError, Spec,
+    Template, USER,
 };
 
 /// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
@@ -223,7 +223,11 @@ fn show_to(
 
 /// The layers of an image, if it is a container.
 pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
-    let Some(image) = spec.kind.image() else { return Ok(Vec::new()) };
+    spec.kind.image().map_or(Ok(Vec::new()), layers_of_image)
+}
+
+/// The layers of an image, the lowest first.
+pub(super) fn layers_of_image(image: &RootImage) -> Result<Vec<OwnedFd>, SandboxError> {
     let layer = |path: &PathBuf| {
         let mount = detached(path, libc::MOUNT_ATTR_NODEV);
         mount.map_err(|error| SandboxError::system(format!("showing a container {}", path.display()), error))

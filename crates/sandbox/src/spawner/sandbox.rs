@@ -19,7 +19,7 @@ use super::users::User;
 use super::view::ResourceView;
 use crate::inside::SandboxReport;
 use crate::system::map_owners;
-use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus, Walls};
+use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus, Template, Walls};
 
 /// Maximum time to wait for the end of a killed process.
 const LONGEST_END: Duration = Duration::from_secs(10);
@@ -39,6 +39,8 @@ pub(super) struct Sandbox {
     memory_bytes: Option<u64>,
     phase: SandboxPhase,
     cold_imports: Option<ColdImports>,
+    /// Template in an image that it is a copy of, if it is one.
+    template: Option<Template>,
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
@@ -75,6 +77,7 @@ impl Sandbox {
             memory_bytes: None,
             phase,
             cold_imports: None,
+            template: None,
             cgroup,
             users,
             view: None,
@@ -118,6 +121,15 @@ impl Sandbox {
     /// Notes why it has not the modules that it was to have from its template.
     pub(super) fn set_cold_imports(&mut self, cold_imports: Option<ColdImports>) {
         self.cold_imports = cold_imports;
+    }
+
+    /// Notes the template in an image that it is a copy of.
+    pub(super) fn set_template(&mut self, template: &Template) {
+        self.template = Some(template.clone());
+    }
+
+    pub(super) fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
     }
 
     pub(super) fn cold_imports(&self) -> Option<&ColdImports> {

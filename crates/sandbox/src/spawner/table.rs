@@ -125,8 +125,11 @@ impl SandboxTable {
     ) -> Vec<(SandboxId, Result<(), SandboxError>)> {
         let mut next = |(id, outcome): (SandboxId, Result<(), SandboxError>)| {
             let outcome = outcome.and_then(|()| step(self.get(id)?));
-            if outcome.is_err() {
-                self.entries.remove(&id);
+            if let Err(error) = &outcome {
+                let removed = self.entries.remove(&id);
+                if let Some(template) = removed.as_ref().and_then(Sandbox::template) {
+                    self.workshop.templates.give_up(template, error);
+                }
             }
             (id, outcome)
         };

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -24,6 +24,8 @@ use crate::{SandboxLimits, Template, Walls, wire};
 
 /// Length of the end of its output that is reported, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
+/// Longest time in which an interpreter becomes warm: a worker that imports the modules by itself has none.
+const LONGEST_WARMING: Duration = Duration::from_secs(120);
 /// Maximum length of a module's name, and of a reason, that is passed on, in characters.
 const MAX_TOLD_CHARS: usize = 256;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -34,6 +36,7 @@ pub(super) struct TemplateProcess {
     socket: OwnedFd,
     /// Output until it is warm. Tenants choose the modules, so the output never goes to the operator's log unchanged.
     printed: Option<OwnedFd>,
+    begun: Instant,
     state: State,
     /// Reason why it never becomes warm, once it has reported one.
     refusal: Option<ColdImports>,
@@ -60,7 +63,9 @@ impl TemplateProcess {
                 let has_own = |environment: &&PathBuf| !environment.as_os_str().is_empty();
                 let environment = template.environment.as_ref().filter(has_own);
                 let environment = environment.map(|folder| root::shown_environment(folder)).transpose()?;
-                Some(TemplateMounts { adapter, environment })
+                let image = template.image.as_ref().map(|image| root::layers_of_image(&image.root));
+                let layers = image.transpose().map_err(io::Error::other)?.unwrap_or_default();
+                Some(TemplateMounts { adapter, environment, layers })
             }
             SandboxRoot::Weak(_) => None,
         };
@@ -75,7 +80,9 @@ impl TemplateProcess {
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
         let (state, refusal) = (State::Starting, None);
-        let warm = TemplateProcess { pidfd, socket, printed, state, refusal, _cgroup: cgroup, _users: users };
+        let begun = Instant::now();
+        let warm =
+            TemplateProcess { pidfd, socket, printed, begun, state, refusal, _cgroup: cgroup, _users: users };
         if let Some(cgroup) = &warm._cgroup {
             cgroup.limit(&limits())?;
             cgroup.adopt(pid)?;
@@ -96,7 +103,10 @@ impl TemplateProcess {
         let timeout = Timespec::try_from(if wait { link::PATIENCE } else { Duration::ZERO }).ok();
         let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
         if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
-            return Ok(false);
+            return match self.is_late() {
+                true => Err(io::Error::new(io::ErrorKind::TimedOut, format!("it {}", late()))),
+                false => Ok(false),
+            };
         }
         let said = wire::receive::<TemplateState>(self.socket.as_fd())?;
         let (said, _) = said.ok_or_else(|| io::Error::other(self.last_words()))?;
@@ -113,12 +123,17 @@ impl TemplateProcess {
 
     /// Returns the report on its modules if it was given up before it was warm.
     pub(super) fn cold_imports(&mut self, template: &Template) -> Option<ColdImports> {
+        let (is_late, import_ms) = (self.is_late(), self.begun.elapsed().as_millis());
         let ended = || ColdImports {
             module: template.imports.join(", "),
-            reason: "ends the interpreter".to_owned(),
-            import_ms: 0,
+            reason: if is_late { late() } else { "ends the interpreter".to_owned() },
+            import_ms: if is_late { u32::try_from(import_ms).unwrap_or(u32::MAX) } else { 0 },
         };
         (self.state == State::Starting).then(|| self.refusal.take().unwrap_or_else(|| bounded(ended())))
+    }
+
+    fn is_late(&self) -> bool {
+        self.state == State::Starting && self.begun.elapsed() > LONGEST_WARMING
     }
 
     /// Returns the end of its output, which says why it ended before it was warm.
@@ -169,6 +184,11 @@ impl Drop for TemplateProcess {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let _ = retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED));
     }
+}
+
+/// Reason of a template that was not warm in time, as a verb and its object.
+fn late() -> String {
+    format!("takes more than {} s to become warm", LONGEST_WARMING.as_secs())
 }
 
 /// Limits the report of a template on its modules, which tenants have chosen, so that it can be shown to others.

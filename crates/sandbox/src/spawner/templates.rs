@@ -3,6 +3,9 @@
 //! Who asks for modules gets a copy of the template that has them, if that is warm. Else it gets one of the bare
 //! interpreter and imports by itself, as any program does: it never waits for another's modules. How often each is asked
 //! for decides which are kept; what was not asked for a minute counts half.
+//!
+//! A template in an image is kept by the same rule, also without modules: while it is not warm, its interpreter is started
+//! anew in a container.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +21,7 @@ use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
 use crate::{SandboxError, SandboxStatus, Template};
 
-/// Maximum number of templates with modules, and of interpreters.
+/// Maximum number of templates with modules or in images, and of interpreters.
 const MAX_WARM: usize = 4;
 /// Maximum number of templates that are remembered, warm or not.
 const MAX_KNOWN: usize = 64;
@@ -69,19 +72,26 @@ impl Heat {
 
 impl Templates {
     /// A first process that is a copy of this template, or of one without modules, which then knows why if that is known.
+    /// Nothing if the template is in an image and not warm.
     pub(super) fn take(
         &mut self,
         means: &mut SpawnMeans,
         wanted: &Template,
-    ) -> Result<Sandbox, SandboxError> {
+    ) -> Result<Option<Sandbox>, SandboxError> {
         let now = Instant::now();
         let wanted = &without_folder(wanted);
         self.note(wanted, now);
-        if !wanted.imports.is_empty() {
-            if let Some(sandbox) = self.copy(means, wanted, false)? {
-                return Ok(sandbox);
+        if is_optional(wanted) {
+            if let Some(mut sandbox) = self.copy(means, wanted, false)? {
+                if wanted.image.is_some() {
+                    sandbox.set_template(wanted);
+                }
+                return Ok(Some(sandbox));
             }
             self.start_if_worthwhile(means, wanted, now);
+        }
+        if wanted.image.is_some() {
+            return Ok(None);
         }
         let environment = wanted.environment.as_ref().map(|_| PathBuf::new());
         let bare = Template { imports: Vec::new(), environment, ..wanted.clone() };
@@ -91,9 +101,20 @@ impl Templates {
             Err(failed(wanted, io::Error::new(io::ErrorKind::TimedOut, reason)))
         };
         let mut sandbox = self.copy(means, &bare, true)?.map_or_else(missing, Ok)?;
-        let known = self.known.get(wanted);
-        sandbox.set_cold_imports(known.and_then(|known| known.cold_imports.clone()));
-        Ok(sandbox)
+        sandbox.set_cold_imports(self.cold_imports(wanted));
+        Ok(Some(sandbox))
+    }
+
+    /// Returns the reason why a template could not be kept warm in the last attempt, if it is known.
+    pub(super) fn cold_imports(&self, wanted: &Template) -> Option<ColdImports> {
+        self.known.get(wanted).and_then(|known| known.cold_imports.clone())
+    }
+
+    /// Ends a template whose copy was not made a sandbox. The next requests do without it.
+    pub(super) fn give_up(&mut self, template: &Template, error: &SandboxError) {
+        if let Some(known) = self.known.get_mut(template).filter(|known| known.warm.is_some()) {
+            known.give_up(template, error);
+        }
     }
 
     /// Makes one copy of a template that has fewer than wanted ready; says whether it did.
@@ -178,11 +199,10 @@ impl Templates {
         if known.warm.is_some() || is_resting || heat < WORTHWHILE {
             return;
         }
-        let has_modules = |template: &Template| !template.imports.is_empty();
         let warm =
-            self.known.iter().filter(|(template, known)| has_modules(template) && known.warm.is_some());
+            self.known.iter().filter(|(template, known)| is_optional(template) && known.warm.is_some());
         if warm.count() >= MAX_WARM {
-            let Some(coldest) = self.coldest(now, has_modules).cloned() else { return };
+            let Some(coldest) = self.coldest(now, is_optional).cloned() else { return };
             let Some(known) = self.known.get_mut(&coldest) else { return };
             if known.heat.now(now) >= heat {
                 return;
@@ -221,12 +241,11 @@ impl RequestedTemplate {
     }
 
     fn give_up(&mut self, template: &Template, error: &SandboxError) {
-        eprintln!(
-            "sublet-spawner: {} with modules {:?}: {error}",
-            template.interpreter.display(),
-            template.imports
-        );
         let cold_imports = self.warm.as_mut().and_then(|warm| warm.cold_imports(template));
+        // Each attempt finds the same again.
+        if !is_same(cold_imports.as_ref(), self.cold_imports.as_ref()) {
+            eprintln!("sublet-spawner: {} with modules {:?}: {error}", name_of(template), template.imports);
+        }
         self.cool();
         self.cold_imports = cold_imports;
         self.failed = Some(Instant::now());
@@ -249,8 +268,30 @@ fn without_folder(wanted: &Template) -> Template {
     Template { environment, ..wanted.clone() }
 }
 
+/// Whether a program can do without a template: with another one, or with an interpreter that is started anew.
+fn is_optional(template: &Template) -> bool {
+    !template.imports.is_empty() || template.image.is_some()
+}
+
+/// Whether two attempts had the same reason to fail, after whatever time.
+fn is_same(now: Option<&ColdImports>, before: Option<&ColdImports>) -> bool {
+    let same = |(now, before): (&ColdImports, &ColdImports)| {
+        now.module == before.module && now.reason == before.reason
+    };
+    now.zip(before).is_some_and(same)
+}
+
+/// Names the interpreter of a template in messages to the operator.
+fn name_of(template: &Template) -> String {
+    let interpreter = template.interpreter.display();
+    match template.image.as_ref().and_then(|image| image.root.layers.last()) {
+        Some(layer) => format!("{interpreter} of the image with the layer {}", layer.display()),
+        None => interpreter.to_string(),
+    }
+}
+
 fn failed(template: &Template, error: io::Error) -> SandboxError {
-    SandboxError::system(format!("keeping {} warm", template.interpreter.display()), error)
+    SandboxError::system(format!("keeping {} warm", name_of(template)), error)
 }
 
 #[cfg(test)]
@@ -270,5 +311,33 @@ mod tests {
         };
         known.cool();
         assert_eq!(known.cold_imports, None);
+    }
+
+    #[test]
+    fn same_reason_after_another_time_is_no_news() {
+        let cold =
+            |reason: &str, import_ms| ColdImports { module: "a".into(), reason: reason.into(), import_ms };
+        let (first, again, other) = (cold("fails", 1), cold("fails", 2), cold("ends", 1));
+        assert!(is_same(Some(&again), Some(&first)) && !is_same(Some(&other), Some(&first)));
+        assert!(!is_same(None, None) && !is_same(Some(&first), None), "a first reason is news");
+    }
+
+    #[test]
+    fn only_an_interpreter_of_the_host_without_modules_is_needed() {
+        let bare = Template {
+            language: crate::Language::Python,
+            interpreter: "/usr/bin/python3".into(),
+            adapter: "/adapter".into(),
+            imports: Vec::new(),
+            environment: None,
+            search_path: Vec::new(),
+            image: None,
+        };
+        let mut image = crate::TemplateImage::default();
+        image.root.layers = vec!["/layers/low".into(), "/layers/high".into()];
+        let in_image = Template { image: Some(image), ..bare.clone() };
+        let with_modules = Template { imports: vec!["json".into()], ..bare.clone() };
+        assert_eq!([&bare, &in_image, &with_modules].map(is_optional), [false, true, true]);
+        assert!(in_image != bare && name_of(&in_image).ends_with("/layers/high"), "{}", name_of(&in_image));
     }
 }

@@ -13,7 +13,7 @@ use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
 use super::templates::Templates;
 use super::users::READY;
-use crate::{NetworkAccess, SandboxError, SandboxStatus, Walls};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, Template, Walls};
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -55,6 +55,17 @@ impl Workshop {
         // The request that needs one gets the error.
         self.ready.extend(made);
         is_made
+    }
+
+    /// Takes a copy of a template, or of one that stands in for it. In an image that is a first process of a container, which
+    /// starts the interpreter anew.
+    pub(super) fn copy(&mut self, template: &Template) -> Result<Sandbox, SandboxError> {
+        if let Some(copy) = self.templates.take(&mut self.means, template)? {
+            return Ok(copy);
+        }
+        let mut sandbox = self.take(NetworkAccess::None, false)?;
+        sandbox.set_cold_imports(self.templates.cold_imports(template));
+        Ok(sandbox)
     }
 
     /// Takes a first process that waits for its plan. The prepared ones have no network, and no root beside the

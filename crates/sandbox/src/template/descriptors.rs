@@ -82,7 +82,17 @@ impl Descriptors {
         single.into_iter().flatten().chain(pipes).copied().collect()
     }
 
-    /// Puts new descriptors in their places.
+    /// Opens the libraries once more, in their places.
+    pub(super) fn reopen_libraries(&self) -> io::Result<()> {
+        for &number in &self.libraries {
+            // By the descriptor and not by the path, which may be another version's by now.
+            let again = fs::File::open(format!("/proc/self/fd/{number}"))?;
+            system::replace(number, OwnedFd::from(again))?;
+        }
+        Ok(())
+    }
+
+    /// Puts new descriptors in the places of all others.
     pub(super) fn make_again(&self) -> io::Result<()> {
         for &number in &self.events {
             system::replace(number, eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
@@ -95,10 +105,6 @@ impl Descriptors {
                 number,
                 OwnedFd::from(fs::File::options().read(true).write(true).open("/dev/null")?),
             )?;
-        }
-        for &number in &self.libraries {
-            // By the descriptor and not by the path, which may be another version's by now.
-            system::replace(number, OwnedFd::from(fs::File::open(format!("/proc/self/fd/{number}"))?))?;
         }
         for pipe in &self.pipes {
             let (reading, writing) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;

@@ -243,6 +243,7 @@ pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&st
         interpreter: interpreter.program.clone(),
         adapter: Path::new(SPAWNER).with_file_name(language.adapter()),
         imports: imports.iter().map(ToString::to_string).collect(),
+        image: None,
     }
 }
 

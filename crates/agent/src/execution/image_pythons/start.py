@@ -1,4 +1,4 @@
-# Becomes a worker in an interpreter of an image, which has just been started.
+# Becomes a worker in an interpreter of an image, which has just been started, or is a copy of a warm one.
 def start():
     import os
     import sys
@@ -10,10 +10,12 @@ def start():
         del sys.path[0]
     os.environ.pop("LD_PRELOAD", None)
     sys.argv = ["/program"]
-    spec = spec_from_loader("sublet_template", ExtensionFileLoader("sublet_template", "/program"))
-    adapter = module_from_spec(spec)
-    spec.loader.exec_module(adapter)
-    sys.modules["sublet_template"] = adapter
+    # A copy has loaded it.
+    if "sublet_template" not in sys.modules:
+        spec = spec_from_loader("sublet_template", ExtensionFileLoader("sublet_template", "/program"))
+        adapter = module_from_spec(spec)
+        spec.loader.exec_module(adapter)
+        sys.modules["sublet_template"] = adapter
     if sys.version_info >= (3, 14):
         from multiprocessing import context
 
@@ -21,7 +23,7 @@ def start():
         context._default_context._default_context = context._concrete_contexts["fork"]
     # Functions find an empty main module.
     del globals()["start"]
-    return adapter
+    return sys.modules["sublet_template"]
 
 
 start().work()
