@@ -50,7 +50,7 @@ use std::time::{Duration, SystemTime};
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
-use sublet_image::ImageStore;
+use sublet_image::{Digest, ImageStore};
 use sublet_proto::isolation::Isolation;
 use sublet_proto::package::PackageKind;
 use sublet_proto::v1::{NodeDescription, NodeNetwork};
@@ -136,6 +136,8 @@ pub struct AgentOptions {
     pub cache_bytes: Option<u64>,
     /// Registries from which images are pulled, as names of images begin. If empty, all but those of this machine.
     pub registries: Vec<String>,
+    /// Images whose Python is kept warm like that of the node, with fewer walls than a sandbox has.
+    pub image_templates: Vec<Digest>,
     /// Kind of the node's processor, by which leases request and price it: `cpu`, `dpu` or another lower-case name.
     pub pu: String,
     /// Nodes that are this one's neighbours, if they name it, too: at most 64.
@@ -317,8 +319,12 @@ fn open_execution(
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
     let packages =
         Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
-    let image_pythons =
-        Arc::new(ImagePythons::new(spawner, sandboxes.clone(), images.clone(), isolations.clone()));
+    let image_pythons = Arc::new(ImagePythons::new(
+        spawner,
+        sandboxes.clone(),
+        images.clone(),
+        (isolations.clone(), &options.image_templates),
+    ));
     let execution = ExecutionMeans {
         programs: Programs::beside(worker),
         sandboxes,

@@ -172,6 +172,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         warm: WarmInterpreters::default(),
         cache_bytes: None,
         registries: Vec::new(),
+        image_templates: Vec::new(),
         pu: "cpu".into(),
         neighbours: Vec::new(),
         devices: Some(Vec::new()),

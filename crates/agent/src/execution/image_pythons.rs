@@ -4,23 +4,25 @@
 //! image without a Python that can execute functions is refused with the reason, at the start of the lease.
 //!
 //! An image belongs to a tenant, and so does its Python: its report is not trusted, and it never runs outside of a
-//! sandbox with all walls. The sandbox has the isolation that the lease demands, and the lease's cores, which it leaves when
-//! the lease ends. Images that do not answer delay only leases of the tenants that name them: see
-//! [`shared_work`](crate::execution::shared_work).
+//! sandbox with all walls, unless the operator trusts the image: see [`templates`]. The sandbox has the isolation that the
+//! lease demands, and the lease's cores, which it leaves when the lease ends. Images that do not answer delay only leases of
+//! the tenants that name them: see [`shared_work`](crate::execution::shared_work).
 
 pub(crate) mod answer;
 mod asking;
 mod queries;
 mod report;
+mod templates;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sublet_image::Digest;
 use sublet_proto::package::{IMAGE_PYTHON, is_image_python};
 use sublet_proto::v1::{Lease, PackageBuild};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram};
+use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram, Spec, Template};
 
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
@@ -30,6 +32,7 @@ use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
 use answer::QueryKey;
 use queries::Queries;
+use templates::TrustedImages;
 
 /// Code with which an interpreter becomes a worker.
 const START: &str = include_str!("image_pythons/start.py");
@@ -43,6 +46,7 @@ pub(crate) struct ImagePythons {
     sandboxes: Arc<SandboxMaker>,
     images: Arc<Images>,
     isolations: Isolations,
+    trusted: TrustedImages,
     queries: Queries,
 }
 
@@ -55,15 +59,16 @@ struct PythonRequest<'lease> {
 }
 
 impl ImagePythons {
-    /// Finds the library of workers beside the program that makes sandboxes.
+    /// Finds the library of workers beside the program that makes sandboxes. Images of these digests may have templates.
     pub(crate) fn new(
         spawner: &Path,
         sandboxes: Arc<SandboxMaker>,
         images: Arc<Images>,
-        isolations: Isolations,
+        (isolations, trusted): (Isolations, &[Digest]),
     ) -> ImagePythons {
         let library = find_program("template", &spawner.with_file_name(Language::Python.adapter())).ok();
-        ImagePythons { library, sandboxes, images, isolations, queries: Queries::new() }
+        let trusted = TrustedImages::new(trusted);
+        ImagePythons { library, sandboxes, images, isolations, trusted, queries: Queries::new() }
     }
 
     /// Architectures of the packages that this node executes by the Python of an image.
@@ -113,6 +118,12 @@ impl ImagePythons {
         let program = SandboxProgram::Loading { program, library };
         // Without files of compiled modules, which would be written to memory.
         Ok((program, ["-B", "-c", START].map(OsString::from).into()))
+    }
+
+    /// Template of which the worker with this specification, in a container, can be a copy instead, if there is one.
+    pub(crate) fn template(&self, runnable: &Runnable, spec: &Spec) -> Option<Template> {
+        let (build, python) = (runnable.build(), runnable.image_python.as_ref()?);
+        self.trusted.template((digest(build).ok()?, python), build, spec)
     }
 
     fn library(&self) -> Result<&Path, Error> {

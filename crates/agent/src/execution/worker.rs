@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::Metadata;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use sublet_sandbox::{
     Devices, FOLDER, IsolationKind, LOADED, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, SCRATCH,
     SandboxError, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
+use tracing::warn;
 
 use crate::execution::image_pythons;
 use crate::execution::images::HeldImage;
@@ -111,13 +112,16 @@ impl WorkerProcess {
         let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
-        let spec_of = spec(program, held, &runnable, inside);
-        let mut spec = Spec { log: Some(log.file()?), lent_folders, ..spec_of };
-        spec.limits.scratch_bytes = temporary_bytes(node, held);
-        if let Some(held) = &image {
-            contain(&mut spec, runtime, &held.image, runnable.build());
-        }
-        let launched = one(sandboxes.launch(vec![spec]));
+        let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
+            let spec_of = spec(program.clone(), held, &runnable, control);
+            let mut spec = Spec { log: Some(log.file()?), lent_folders: lent_folders.clone(), ..spec_of };
+            spec.limits.scratch_bytes = temporary_bytes(node, held);
+            if let Some(held) = &image {
+                contain(&mut spec, runtime, &held.image, runnable.build());
+            }
+            Ok(spec)
+        };
+        let launched = launch(node, &sandboxes, &runnable, (inside.into(), &spec_with));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let cold_imports = sandbox.cold_imports.clone();
@@ -214,6 +218,28 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
     }
 }
 
+/// Launches a worker's sandbox, with this control socket. A copy of a warm interpreter that cannot be made is replaced by an
+/// interpreter that starts.
+fn launch(
+    node: &Node,
+    sandboxes: &Sandboxes,
+    runnable: &Runnable,
+    (control, spec_with): (OwnedFd, &dyn Fn(OwnedFd) -> Result<Spec, Error>),
+) -> Result<NewSandbox, Error> {
+    let spec = spec_with(control)?;
+    let Some(template) = node.execution.image_pythons.template(runnable, &spec) else {
+        return one(sandboxes.launch(vec![spec]));
+    };
+    let control = spec.control.try_clone();
+    let control = control.map_err(|error| Error::of_system("cannot copy a control socket", &error))?;
+    let copy = Spec { kind: IsolationKind::Template(template), ..spec };
+    one(sandboxes.launch(vec![copy])).or_else(|error| {
+        let image = &runnable.build().image;
+        warn!(image, %error, "no copy of an image's warm Python can be made; one is started instead");
+        one(sandboxes.launch(vec![spec_with(control)?]))
+    })
+}
+
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
 /// worker's own, which executes the functions for another process.
 fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
@@ -259,7 +285,7 @@ fn spec(
     WorkerProgram { kind, program, args }: WorkerProgram,
     held: &AttachedLease,
     runnable: &Runnable,
-    control: PacketSocket,
+    control: OwnedFd,
 ) -> Spec {
     let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
@@ -285,7 +311,7 @@ fn spec(
         env,
         folder: Some(package.folder.clone()),
         lent_folders: Vec::new(),
-        control: control.into(),
+        control,
         log: None,
         network: if dials { NetworkAccess::Host } else { NetworkAccess::None },
         devices,
@@ -347,6 +373,7 @@ fn environment() -> Vec<(OsString, OsString)> {
 }
 
 /// How a worker's sandbox isolates, unless it has an image, and what is executed in it.
+#[derive(Clone)]
 struct WorkerProgram {
     kind: IsolationKind,
     program: SandboxProgram,

@@ -464,6 +464,7 @@ pub fn options(folder: &Path, does: &str) -> AgentOptions {
         neighbours: Vec::new(),
         devices: None,
         registries: Vec::new(),
+        image_templates: Vec::new(),
         idle_timeout: None,
         pool: None,
         rack: String::new(),

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sublet_image::Digest;
 use sublet_proto::Error;
 use sublet_proto::isolation::Isolation;
 use sublet_proto::needs::check_variable_name;
@@ -57,6 +58,14 @@ pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
 /// Parses the name of an isolation.
 pub(crate) fn isolation(text: &str) -> Result<Isolation, String> {
     Isolation::parse(text).map_err(|error| error.message)
+}
+
+/// Parses the digest of an image, alone or at the end of a pinned name.
+pub(crate) fn image_digest(text: &str) -> Result<Digest, String> {
+    let digest = text.rsplit_once('@').map_or(text, |(_, digest)| digest);
+    digest.parse().map_err(|_| {
+        format!("{text:?} is not the digest of an image: write sha256: and 64 digits, as `sublet image list` shows them")
+    })
 }
 
 /// Parses a pool of nodes.
@@ -194,6 +203,18 @@ mod tests {
         }
         for text in ["", "G", "-1", "1.5G", "1X", "20000000T", "1 2"] {
             assert!(size(text).is_err_and(|why| why.contains(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn image_is_named_by_its_digest_only() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        let pinned = format!("registry.example.org:5000/a/b:1@{digest}");
+        assert_eq!(image_digest(&digest).unwrap().to_string(), digest);
+        assert_eq!(image_digest(&pinned).unwrap().to_string(), digest);
+        for text in ["", "registry.example.org/a:1", "@", &digest[1..], &digest[..70], &digest.to_uppercase()]
+        {
+            assert!(image_digest(text).is_err_and(|why| why.contains("sublet image list")), "{text}");
         }
     }
 

@@ -12,6 +12,7 @@ use sublet_agent::{
     Agent, ClientUsers, FolderOptions, FolderUse, NetworkOptions, Python, SharedCores, UnauthenticatedLimits,
     WarmInterpreters,
 };
+use sublet_image::Digest;
 use sublet_manager::Manager;
 use sublet_proto::isolation::Isolation;
 use sublet_proto::network::Fabric;
@@ -133,6 +134,11 @@ pub(crate) struct Arguments {
     /// Registries from which images may be pulled, as docker.io or localhost:5000 [default: all except those on this machine]
     #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
     registries: Vec<String>,
+
+    /// Images whose Python is kept warm, with fewer protections than a sandbox has, as sha256:...: only images that you
+    /// trust [default: none]
+    #[arg(long, value_name = "DIGEST", value_delimiter = ',', value_parser = parse::image_digest)]
+    image_templates: Vec<Digest>,
 
     /// Kinds of devices that execute kernels on this node: opencl, cuda, or none [default: opencl]
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = device)]
@@ -286,6 +292,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
         },
         cache_bytes: arguments.cache,
         registries: arguments.registries,
+        image_templates: arguments.image_templates,
         pu: PROCESSOR.to_owned(),
         neighbours: Vec::new(),
         devices: wanted(arguments.devices),

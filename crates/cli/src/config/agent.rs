@@ -18,7 +18,9 @@ use sublet_runtime::Access;
 use super::{ConfiguredProgram, EffectiveSettings, Schema};
 use crate::cli::daemon::{find_spawner, find_worker};
 use crate::cli::files::warn_of_open_secret;
-use crate::cli::parse::{absolute, duration, isolation, node_modules, pool, size, switch, whole, whole_u32};
+use crate::cli::parse::{
+    absolute, duration, image_digest, isolation, node_modules, pool, size, switch, whole, whole_u32,
+};
 
 pub(crate) use keys::SCHEMA;
 
@@ -62,6 +64,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         },
         cache_bytes: settings.value("cache", size)?,
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
+        image_templates: settings.list("image_templates", image_digest)?,
         pu: settings.needed("pu", processor_kind)?,
         neighbours: neighbours(settings)?,
         devices: wanted(settings.list("devices", device)?),
@@ -93,6 +96,7 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.needed("pu", processor_kind)?;
     neighbours(settings)?;
     settings.list("devices", device)?;
+    settings.list("image_templates", image_digest)?;
     connections(settings)?;
     settings.needed("clients", clients).map(drop)
 }

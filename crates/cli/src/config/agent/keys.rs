@@ -347,6 +347,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "image_templates",
+            kind: ValueKind::List,
+            environment: "SUBLET_IMAGE_TEMPLATES",
+            flag: "image-templates",
+            value: "DIGEST",
+            help: "Images whose Python is kept warm, with fewer protections than a sandbox has: only images that you trust",
+            otherwise: Otherwise::Means("none"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "pu",
             kind: ValueKind::Text,
             environment: "SUBLET_PU",
