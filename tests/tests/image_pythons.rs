@@ -15,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
 use making::tar::{FILE, SYMBOLIC_LINK, Tar};
@@ -26,13 +27,21 @@ use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::platform::{PlatformProcess, programs, sublet};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{children, spawner, wait_until};
 
 /// Modules of the standard library that need no place in an image.
 const LEFT_OUT: [&str; 7] =
     ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
-/// Module that only the image has, among its installed distributions.
-const ONLY_HERE: &str = "value = 'of the image'\n";
+/// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, and one
+/// whose templates have no working copies, since these begin in its working folder.
+const ONLY_HERE: [(&str, &str); 3] = [
+    ("only_here", "import os\nvalue = 'of the image'\nimporter = os.getpid()\n"),
+    (
+        "starts_thread",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    ),
+    ("strays", "import os\nos.chdir('/bin')\n"),
+];
 /// Functions of packages in Python.
 const MODULE: &str = "
 import os
@@ -56,6 +65,11 @@ def write(data):
 def exists(data):
     return str(os.path.exists(bytes(data))).encode()
 
+def copied(data):
+    import only_here
+    # A template has another number than the process of a function.
+    return str(only_here.importer != os.getpid()).encode()
+
 def fork(data):
     import multiprocessing
     context = multiprocessing.get_context('fork')
@@ -67,7 +81,8 @@ def fork(data):
 def leave(data):
     os._exit(3)
 ";
-const FUNCTIONS: [&str; 7] = ["only_here", "interpreter", "variable", "write", "exists", "fork", "leave"];
+const FUNCTIONS: [&str; 8] =
+    ["only_here", "interpreter", "variable", "write", "exists", "copied", "fork", "leave"];
 
 /// The interpreter of this machine that images get: not a virtual environment's, and not a link.
 struct PackedPython {
@@ -93,8 +108,10 @@ fn packed() -> &'static PackedPython {
         let mut tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
         let bin = program.to_str().unwrap().as_bytes();
         tar = tar.entry(SYMBOLIC_LINK, b"bin/python3", bin, 0o777, b"");
-        let installed = library.join("site-packages/only_here.py");
-        tar = tar.file(installed.to_str().unwrap().trim_start_matches('/'), ONLY_HERE.as_bytes());
+        for (name, text) in ONLY_HERE {
+            let installed = library.join(format!("site-packages/{name}.py"));
+            tar = tar.file(installed.to_str().unwrap().trim_start_matches('/'), text.as_bytes());
+        }
         PackedPython { version: version.to_owned(), layer: Layer::gzip(&tar.finish()) }
     })
 }
@@ -178,6 +195,13 @@ impl Scene {
 
     fn python(&self) -> String {
         self.push("python", &[packed().layer.clone()])
+    }
+
+    /// The digest of an image that was uploaded.
+    fn digest(&self, name: &str) -> String {
+        let index = fs::read(self.folder.path().join(format!("image-{name}/index.json"))).unwrap();
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        index["manifests"][0]["digest"].as_str().unwrap().to_owned()
     }
 
     /// A node that pulls from this registry, and has no Python of its own.
@@ -369,4 +393,107 @@ fn an_image_is_asked_in_the_demanded_isolation() {
     let client = platform.client_with(&allocation.isolation("container"));
     assert_eq!(call(&client, "only_here", ""), "of the image");
     assert_eq!(client.isolation().as_deref(), Some("container"));
+}
+
+/// Manifest entries of a package for the image's Python with these modules.
+fn importing(modules: &str) -> String {
+    format!("[python]\nversion = \"{}\"\nimports = [{modules}]\n", packed().version)
+}
+
+/// Takes a lease. Returns whether its worker is a copy of a warm interpreter, and why not, if the node knows.
+fn lease(platform: &PlatformProcess, package: &str) -> (bool, Option<String>) {
+    let mut client = platform.client_with(&Allocation::new(package).memory_bytes(64 << 20));
+    let is_copy = call(&client, "copied", "") == "True";
+    assert_eq!(call(&client, "only_here", ""), "of the image");
+    let cold = client.cold_imports().map(|cold| format!("{} {}", cold.module, cold.reason));
+    client.deallocate().unwrap();
+    (is_copy, cold)
+}
+
+/// The templates of a node, warm or not.
+fn templates(platform: &PlatformProcess) -> Vec<Pid> {
+    let spawned = children(spawner(platform.pid()).unwrap());
+    let is_template = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("SUBLET_ADAPTER"))
+            && fs::read_link(format!("/proc/{pid}/ns/pid")).ok() == fs::read_link("/proc/self/ns/pid").ok()
+    };
+    spawned.into_iter().filter(is_template).filter_map(|pid| Pid::from_raw(pid.cast_signed())).collect()
+}
+
+#[test]
+fn workers_are_copies_of_a_trusted_images_python() {
+    let scene = Scene::new();
+    let image = scene.python();
+    let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
+    platform.json(&["deploy", &scene.package("app", &image, &importing("\"only_here\""))]);
+    assert_eq!(lease(&platform, "app"), (false, None), "no lease waits for a template");
+    wait_until("a worker is a copy", || lease(&platform, "app").0);
+    assert_runs_in_image(&platform, "app");
+    let client = platform.client_with(&Allocation::new("app"));
+    let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
+    assert_fails(died, Code::WorkerDied, &["exited with status 3"]);
+    assert_eq!(call(&client, "only_here", ""), "of the image");
+    let templates = templates(&platform);
+    assert_eq!(templates.len(), 1);
+    kill_process(templates[0], Signal::KILL).unwrap();
+    for _ in 0..4 {
+        lease(&platform, "app");
+    }
+}
+
+#[test]
+fn only_trusted_images_have_templates() {
+    let scene = Scene::new();
+    let other = Layer::gzip(&Tar::new().file("other", b"").finish());
+    let images = [
+        ("trusted", scene.push("trusted", &[packed().layer.clone()])),
+        ("untrusted", scene.push("untrusted", &[packed().layer.clone(), other])),
+    ];
+    let platform = scene.platform(&["--image-templates", &scene.digest("trusted")]);
+    for (name, image) in images {
+        platform.json(&["deploy", &scene.package(name, &image, &importing("\"only_here\""))]);
+    }
+    let untrusted = || assert_eq!(lease(&platform, "untrusted"), (false, None));
+    wait_until("a worker in the trusted image is a copy", || {
+        untrusted();
+        lease(&platform, "trusted").0
+    });
+    (0..3).for_each(|_| untrusted());
+    assert_eq!(templates(&platform).len(), 1);
+}
+
+#[test]
+fn image_that_cannot_be_a_template_starts_its_python() {
+    let scene = Scene::new();
+    let image = scene.python();
+    let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
+    platform.json(&["deploy", &scene.package("threads", &image, &importing("\"starts_thread\""))]);
+    let mut told = None;
+    wait_until("the reason is reported", || {
+        let (is_copy, cold) = lease(&platform, "threads");
+        assert!(!is_copy);
+        told = cold;
+        told.is_some()
+    });
+    assert_eq!(told.as_deref(), Some("starts_thread starts 1 thread"));
+}
+
+#[test]
+fn copy_that_fails_is_replaced_by_a_started_python() {
+    let scene = Scene::new();
+    let image = scene.python();
+    let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
+    platform.json(&["deploy", &scene.package("strays", &image, &importing("\"only_here\", \"strays\""))]);
+    let was_there = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("there is a template", || !templates(&platform).is_empty());
+            was_there.store(true, Ordering::Relaxed);
+        });
+        wait_until("the template is given up", || {
+            assert_eq!(lease(&platform, "strays"), (false, None));
+            was_there.load(Ordering::Relaxed) && templates(&platform).is_empty()
+        });
+    });
+    assert_eq!(lease(&platform, "strays"), (false, None));
 }

@@ -111,6 +111,8 @@ def execute_code(arguments):
     """Runs the code of an interpreter's `-c` as the main module."""
     at = arguments.index("-c")
     sys.argv = arguments[at:at + 1] + arguments[at + 2:]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
     exec(compile(arguments[at + 1], "<string>", "exec"), main_module().__dict__)
 
 

@@ -306,7 +306,7 @@ pub fn program() -> &'static Path {
 }
 
 /// Returns the probe as a library, which is compiled at the first call.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (path, _) = LIBRARY.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
