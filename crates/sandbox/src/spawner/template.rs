@@ -125,7 +125,10 @@ impl TemplateProcess {
     pub(super) fn cold_imports(&mut self, template: &Template) -> Option<ColdImports> {
         let (is_late, import_ms) = (self.is_late(), self.begun.elapsed().as_millis());
         let ended = || ColdImports {
-            module: template.imports.join(", "),
+            module: match template.imports.as_slice() {
+                [] => template.interpreter.display().to_string(),
+                imports => imports.join(", "),
+            },
             reason: if is_late { late() } else { "ends the interpreter".to_owned() },
             import_ms: if is_late { u32::try_from(import_ms).unwrap_or(u32::MAX) } else { 0 },
         };
