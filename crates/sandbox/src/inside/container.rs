@@ -127,6 +127,7 @@ fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
 
 /// Mounts each layer in a folder of its own. Returns these folders as overlayfs has them, the highest first.
 fn attach_layers(layers: &[OwnedFd]) -> io::Result<String> {
+    debug_assert!((1..=MAX_LAYERS).contains(&layers.len()), "an image has {} layers", layers.len());
     for (number, layer) in layers.iter().enumerate() {
         let place = format!("{LAYERS}/{number}");
         fs::create_dir(&place)?;

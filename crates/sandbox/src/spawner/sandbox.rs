@@ -125,6 +125,7 @@ impl Sandbox {
 
     /// Notes the template in an image that it is a copy of.
     pub(super) fn set_template(&mut self, template: &Template) {
+        debug_assert!(self.template.is_none(), "a sandbox is a copy of two templates");
         self.template = Some(template.clone());
     }
 
