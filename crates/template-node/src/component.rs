@@ -126,7 +126,8 @@ pub(crate) fn answer(request: &str) -> Result<Value, Error> {
             json!({ "run": number_of(&run), "readonly": !is_writable })
         }
         Request::Prefetch { channel, offset, nbytes } => {
-            channel.of(&channel.run()?)?.prefetch(offset, nbytes);
+            let run = channel.run()?;
+            channel.of(&run)?.prefetch(offset, nbytes);
             Value::Null
         }
     })
