@@ -22,7 +22,7 @@ use rustix::thread::{
 use super::blank::NOT_EXECUTED;
 use super::{container, mount_points, privileges, root, weak};
 use crate::language::{ADAPTER, ModuleSource};
-use crate::{Language, Template, TemplateImage, system, wire};
+use crate::{Language, Template, system, wire};
 
 /// Resources from which a template is made.
 pub(crate) struct Seed<'seed> {
@@ -156,6 +156,7 @@ fn variables(template: &Template) -> io::Result<Vec<CString>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TemplateImage;
 
     #[test]
     fn interpreter_of_image_has_environment_of_image() {
