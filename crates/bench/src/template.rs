@@ -150,6 +150,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Te
         program: SandboxProgram::Outside(script.to_owned()),
         args: Vec::new(),
         env: Vec::new(),
+        has_own_variables: false,
         lent_folders: Vec::new(),
         folder: None,
         control: OwnedFd::from(inside),

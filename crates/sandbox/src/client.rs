@@ -12,6 +12,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
     ColdImports, SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest,
+    SandboxStandby, StandbyProcesses,
 };
 
 use crate::spawner::WEAK;
@@ -39,6 +40,8 @@ pub struct NewSandbox {
     pub ended: OwnedFd,
     /// Reason why a copy lacks the modules of its template, if these cannot be kept warm.
     pub cold_imports: Option<ColdImports>,
+    /// Whether the process was on standby: it had imported its modules before this sandbox was requested.
+    pub is_standby: bool,
 }
 
 impl Sandboxes {
@@ -118,7 +121,22 @@ impl Sandboxes {
         request: &SandboxRequest,
         controls: &[OwnedFd],
     ) -> Result<Vec<SandboxAnswer>, SandboxError> {
-        self.exchange(request, controls).map(|(answers, _)| answers)
+        self.exchange(request, controls).map(|(reply, _)| reply.answers)
+    }
+
+    /// Lets processes wait on standby with imported modules: those of copies that ask for modules which a template cannot
+    /// have. They import on these cores only, and all of them take this much memory at most. Returns those that there are.
+    /// The spawner keeps to the latest call; it keeps none before the first one.
+    ///
+    /// # Errors
+    /// If the spawner is gone.
+    pub fn keep_standby(
+        &self,
+        idle_cores: Vec<u32>,
+        memory_bytes: u64,
+    ) -> Result<Vec<StandbyProcesses>, SandboxError> {
+        let body = Some(Body::Standby(SandboxStandby { idle_cores, memory_bytes }));
+        self.exchange(&SandboxRequest { body }, &[]).map(|(reply, _)| reply.standby)
     }
 
     fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<NewSandbox, SandboxError>> {
@@ -127,15 +145,15 @@ impl Sandboxes {
         let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
         let request = SandboxRequest { body: Some(Body::Create(SandboxCreate { specs, start })) };
         let (answers, fds) = match self.exchange(&request, &descriptors) {
-            Ok(reply) => reply,
+            Ok((reply, fds)) => (reply.answers, fds),
             Err(error) => return wire::each(count, &error),
         };
         let mut fds = fds.into_iter();
         let made = |mut answer: SandboxAnswer| {
-            let cold_imports = answer.cold_imports.take();
+            let (cold_imports, is_standby) = (answer.cold_imports.take(), answer.standby);
             let (id, state) = decode_answer(answer, "create")?;
             let ended = fds.next().ok_or_else(incomplete)?;
-            Ok(NewSandbox { id, state, ended, cold_imports })
+            Ok(NewSandbox { id, state, ended, cold_imports, is_standby })
         };
         answers.into_iter().map(made).collect()
     }
@@ -148,9 +166,9 @@ impl Sandboxes {
     ) -> Vec<Result<SandboxState, SandboxError>> {
         let request = SandboxRequest { body: Some(body(ids.iter().map(|id| id.0).collect())) };
         match self.exchange(&request, &[]) {
-            Ok((answers, _)) if answers.len() == ids.len() => {
+            Ok((reply, _)) if reply.answers.len() == ids.len() => {
                 let state = |answer| decode_answer(answer, verb).map(|(_, state)| state);
-                answers.into_iter().map(state).collect()
+                reply.answers.into_iter().map(state).collect()
             }
             Ok(_) => wire::each(ids.len(), &incomplete()),
             Err(error) => wire::each(ids.len(), &error),
@@ -161,7 +179,7 @@ impl Sandboxes {
         &self,
         request: &SandboxRequest,
         fds: &[OwnedFd],
-    ) -> Result<(Vec<SandboxAnswer>, Vec<OwnedFd>), SandboxError> {
+    ) -> Result<(SandboxReply, Vec<OwnedFd>), SandboxError> {
         // The reply to a longer one would not fit into a packet, and the spawner ends when it cannot answer.
         if wire::count(request) > MAX_VECTOR {
             return Err(SandboxError::TooMany);
@@ -175,8 +193,7 @@ impl Sandboxes {
             _ => SandboxError::SpawnerGone(error),
         })?;
         let received = wire::receive::<SandboxReply>(socket).map_err(SandboxError::SpawnerGone)?;
-        let (reply, fds) = received.ok_or_else(|| gone(io::ErrorKind::BrokenPipe))?;
-        Ok((reply.answers, fds))
+        received.ok_or_else(|| gone(io::ErrorKind::BrokenPipe))
     }
 }
 

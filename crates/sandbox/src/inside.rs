@@ -18,7 +18,7 @@
 //!
 //! The first process of a copy of a template ([`template`]) is forked by that instead. It forks the program's process ahead of
 //! time, too, since both have much memory; that then restricts itself, and says itself that it runs, as nothing is executed
-//! ([`ahead`]).
+//! ([`ahead`]). Between these two steps it may be put on standby: it takes its restrictions early, imports modules, and waits.
 //!
 //! The steps before the plan are the same for all sandboxes, and are done before a request comes. They take the
 //! longest, above all entering a control group of version 1, for which the kernel waits until all processors have taken
@@ -121,11 +121,7 @@ fn become_sandbox(blank: &Blank, plan: &mut CreationPlan) -> Result<(), (Creatio
     if plan.weak.is_some() {
         return weak::prepare_first();
     }
-    // The user must be set before files are made, so that it owns them. The process still has its rights over its
-    // namespaces.
-    privileges::become_user(blank).map_err(at(CreationStep::Identity))?;
-    // A change of user has cleared it.
-    die_with_spawner().map_err(at(CreationStep::Identity))?;
+    become_owner(blank)?;
     match &plan.image {
         None => root::enter(plan).map_err(at(CreationStep::Root))?,
         // Its walls are the runtime's.
@@ -133,6 +129,15 @@ fn become_sandbox(blank: &Blank, plan: &mut CreationPlan) -> Result<(), (Creatio
         Some(image) => container::enter(plan, image).map_err(at(CreationStep::Container))?,
     }
     restrict(blank, plan)
+}
+
+/// Becomes the sandbox's user before files are made, so that it owns them. The process still has its rights over its
+/// namespaces.
+fn become_owner(blank: &Blank) -> Result<(), (CreationStep, io::Error)> {
+    let failed = |error: io::Error| (CreationStep::Identity, error);
+    privileges::become_user(blank).map_err(failed)?;
+    // A change of user has cleared it.
+    die_with_spawner().map_err(failed)
 }
 
 /// Applies the restrictions of a process whose root is complete. Processes that it forks afterwards inherit them.

@@ -241,6 +241,9 @@ pub struct Spec {
     pub args: Vec<OsString>,
     /// Whole environment of the program.
     pub env: Vec<(OsString, OsString)>,
+    /// Whether the program gets variables beside these, which modules may read when they are imported: then it takes no
+    /// process on standby, which has imported them without such variables.
+    pub has_own_variables: bool,
     /// Folder that the sandbox sees, read-only, as [`FOLDER`].
     pub folder: Option<PathBuf>,
     /// Folders of the host that the sandbox sees beneath [`LENT_FOLDERS`].

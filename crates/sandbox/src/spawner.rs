@@ -1,7 +1,7 @@
 //! The spawner: a process with a single thread that makes all sandboxes of one agent, and ends with it.
 //!
 //! It answers one request after the other. Without requests it only prepares the first processes of the next sandboxes,
-//! which wait in their namespaces and control groups for their plans. Its only connection is its standard input; when
+//! which wait in their namespaces and control groups for their plans, and processes on standby. Its only connection is its standard input; when
 //! the other end is closed the spawner ends, and with it everything that it has started.
 //!
 //! If the machine lacks control groups or users of their own for sandboxes, the spawner does without, as `strengths`
@@ -17,6 +17,7 @@ mod means;
 mod opened_files;
 mod root;
 mod sandbox;
+mod standby;
 mod table;
 mod template;
 mod templates;
@@ -29,6 +30,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::stdio::stdin;
+use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxReply, SandboxRequest};
 
 use crate::{SandboxError, Walls, system, wire};
@@ -65,15 +67,20 @@ pub fn run(folder: &Path, shown: &[PathBuf], walls: Walls) {
         if let Ok(table) = &mut served {
             table.workshop.rest();
         }
-        let (reply, fds) = match wire::receive::<SandboxRequest>(stdin()) {
+        let (request, fds) = match wire::receive::<SandboxRequest>(stdin()) {
             Ok(None) | Err(_) => return,
-            Ok(Some((request, fds))) => match &mut served {
-                Ok(table) => table.serve(request, fds),
-                Err(error) => (table::refuse(&request, error), Vec::new()),
-            },
+            Ok(Some(received)) => received,
+        };
+        let standby = match (&mut served, &request.body) {
+            (Ok(table), Some(Body::Standby(terms))) => table.workshop.templates.keep_standby(terms.clone()),
+            _ => Vec::new(),
+        };
+        let (answers, fds) = match &mut served {
+            Ok(table) => table.serve(request, fds),
+            Err(error) => (table::refuse(&request, error), Vec::new()),
         };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let reply = SandboxReply { answers: reply, served: true };
+        let reply = SandboxReply { answers, served: true, standby };
         if wire::send(stdin(), &reply, &fds).is_err() {
             return;
         }

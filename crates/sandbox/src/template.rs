@@ -10,6 +10,9 @@
 //!    │◄── started, running ───────────────────────────────────────────────────────────┤ and becomes the program
 //! ```
 //!
+//! Before the plan of its program a copy may be put on standby: it then imports modules, and waits. Only such a process has
+//! modules that start threads or keep files open, since it is forked no more.
+//!
 //! A copy has only the one thread of a runtime that forks ([`Threads`]), and only the open files that can be made
 //! again, so that no two copies share anything.
 
@@ -18,11 +21,14 @@ mod threads;
 
 use std::ffi::{CString, OsString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::stdio::stdin;
 use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
@@ -49,7 +55,17 @@ pub trait Runtime {
 /// Copy of the template, in a sandbox of its own, that waits for its program. The present process is this copy.
 pub struct WaitingCopy {
     ahead: Ahead,
-    descriptors: Descriptors,
+    /// Descriptors of the template, until this copy has made its own; or why its libraries could not be opened again.
+    descriptors: io::Result<Option<Descriptors>>,
+}
+
+/// Modules that a copy on standby imports before its program is known.
+#[derive(Debug)]
+pub struct StandbyImports {
+    /// Names of the modules.
+    pub modules: Vec<OsString>,
+    /// Environment of the program, NAME=VALUE, which modules may read.
+    pub env: Vec<OsString>,
 }
 
 /// Program that this process becomes. The process has its control socket as standard input, and no other descriptors
@@ -91,7 +107,12 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<WaitingCopy> {
         R::THREADS.await_them()?;
         runtime.before_fork();
         match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
-            Ok(Fork::Child) => return Ok(WaitingCopy { ahead: ahead::live(blank), descriptors }),
+            Ok(Fork::Child) => {
+                let ahead = ahead::live(blank);
+                // The sandbox may get another root, beneath which Landlock then finds none of these files.
+                let descriptors = descriptors.reopen_libraries().map(|()| Some(descriptors));
+                return Ok(WaitingCopy { ahead, descriptors });
+            }
             Ok(Fork::Parent(_, process)) => {
                 runtime.after_fork();
                 tell(number, Ok(Some(process)))?;
@@ -130,14 +151,46 @@ fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
     wire::send(stdin(), &TemplateState { warm: true, number, errno, cold_imports: None }, &fds)
 }
 
+/// Waits until a descriptor is readable, or its other end is closed.
+///
+/// # Errors
+/// What the system says.
+pub fn await_readable(fd: BorrowedFd<'_>) -> io::Result<()> {
+    retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], None))?;
+    Ok(())
+}
+
 impl WaitingCopy {
+    /// Waits for the first order, and returns the modules to import if this copy is put on standby: it has all restrictions
+    /// of its sandbox by then. Returns nothing if the program is known, which [`WaitingCopy::become_program`] then returns.
+    /// Ends the process if it is not wanted any more.
+    pub fn await_imports(&mut self) -> Option<StandbyImports> {
+        let WaitingCopy { ahead, descriptors } = self;
+        let plan = ahead.await_standby(|| make_again(mem::replace(descriptors, Ok(None))))?;
+        let (_, words, env) = plan.into_program();
+        Some(StandbyImports {
+            modules: words.into_iter().skip(1).map(text).collect(),
+            env: env.into_iter().map(text).collect(),
+        })
+    }
+
+    /// Tells the spawner that the modules are imported.
+    ///
+    /// # Errors
+    /// If the spawner cannot be reached.
+    pub fn tell_waiting(&self) -> io::Result<()> {
+        self.ahead.tell_waiting()
+    }
+
+    /// Connection of a copy on standby that is readable once the program is known.
+    pub fn orders(&self) -> BorrowedFd<'_> {
+        self.ahead.orders()
+    }
+
     /// Waits for the program and the order to start it. Ends the process if it is not wanted any more.
     pub fn become_program(self) -> TemplateProgram {
         let WaitingCopy { ahead, descriptors } = self;
-        // The sandbox may have another root, beneath which Landlock then finds none of these files.
-        let reopened = descriptors.reopen_libraries();
-        let plan = ahead.become_program(|| reopened.and_then(|()| descriptors.make_again()));
-        let text = |text: CString| OsString::from_vec(text.into_bytes());
+        let plan = ahead.become_program(|| make_again(descriptors));
         let (program, words, env) = plan.into_program();
         TemplateProgram {
             path: text(program).into(),
@@ -145,4 +198,12 @@ impl WaitingCopy {
             env: env.into_iter().map(text).collect(),
         }
     }
+}
+
+fn make_again(descriptors: io::Result<Option<Descriptors>>) -> io::Result<()> {
+    descriptors?.map_or(Ok(()), |descriptors| descriptors.make_again())
+}
+
+fn text(text: CString) -> OsString {
+    OsString::from_vec(text.into_bytes())
 }

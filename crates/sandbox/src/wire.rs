@@ -101,7 +101,7 @@ pub(crate) fn count(request: &SandboxRequest) -> usize {
             | Body::Kill(SandboxKill { ids, .. })
             | Body::Delete(SandboxIds { ids }),
         ) => ids.len(),
-        Some(Body::List(_)) | None => 0,
+        Some(Body::List(_) | Body::Standby(_)) | None => 0,
     }
 }
 
@@ -118,8 +118,20 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 /// Encodes a specification for the spawner. Returns also the descriptors that go with it: the control socket, and the
 /// log if the specification has one.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
-    let Spec { kind, program, args, env, folder, lent_folders, control, log, network, devices, limits } =
-        spec;
+    let Spec {
+        kind,
+        program,
+        args,
+        env,
+        has_own_variables,
+        folder,
+        lent_folders,
+        control,
+        log,
+        network,
+        devices,
+        limits,
+    } = spec;
     let program_inside = !matches!(program, SandboxProgram::Outside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let library = match &program {
@@ -131,30 +143,9 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         IsolationKind::Process => (PROCESS, RootImage::default(), PathBuf::new()),
         IsolationKind::Container(image) => (CONTAINER, image, PathBuf::new()),
         IsolationKind::Delegated { runtime, image } => (DELEGATED, image, runtime),
-        IsolationKind::Template(Template {
-            language,
-            interpreter,
-            adapter,
-            imports,
-            environment,
-            search_path,
-            image,
-        }) => {
-            let language = encode_language(language);
-            let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
-            let environment = environment.as_deref().map(bytes);
-            let search_path = search_path.iter().map(|path| bytes(path)).collect();
-            let TemplateImage { root, env } = image.unwrap_or_default();
-            let env = env.iter().map(|(name, value)| variable(name, value)).collect();
-            template = Some(SandboxTemplate {
-                language,
-                interpreter,
-                adapter,
-                imports,
-                environment,
-                search_path,
-                env,
-            });
+        IsolationKind::Template(of_template) => {
+            let (encoded, root) = encode_template(of_template);
+            template = Some(encoded);
             (TEMPLATE, root, PathBuf::new())
         }
     };
@@ -179,8 +170,26 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         devices: encode_devices(devices),
         has_log: log.is_some(),
         folders: lent_folders.into_iter().map(encode_folder).collect(),
+        has_own_variables,
     };
     (message, std::iter::once(control).chain(log).collect())
+}
+
+/// Encodes a template. Returns also the files of its image, which are those of its specification.
+fn encode_template(template: Template) -> (SandboxTemplate, RootImage) {
+    let Template { language, interpreter, adapter, imports, environment, search_path, image } = template;
+    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let TemplateImage { root, env } = image.unwrap_or_default();
+    let message = SandboxTemplate {
+        language: encode_language(language),
+        interpreter: bytes(&interpreter),
+        adapter: bytes(&adapter),
+        imports,
+        environment: environment.as_deref().map(bytes),
+        search_path: search_path.iter().map(|path| bytes(path)).collect(),
+        env: env.iter().map(|(name, value)| variable(name, value)).collect(),
+    };
+    (message, root)
 }
 
 /// The specification that a message means.
@@ -232,6 +241,7 @@ pub(crate) fn decode_spec(
         },
         args: message.args.into_iter().map(OsString::from_vec).collect(),
         env: decode_variables(message.env).ok_or_else(|| invalid("a variable has no ="))?,
+        has_own_variables: message.has_own_variables,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         lent_folders,
         control,
@@ -336,6 +346,7 @@ pub(crate) fn encode_answer(id: SandboxId, outcome: Result<SandboxState, Sandbox
             exit: exit.map(|exit| SandboxExit { how: Some(encode_exit(exit)) }),
             failure: None,
             cold_imports: None,
+            standby: false,
         },
         Err(error) => SandboxAnswer { id, failure: Some(encode_failure(error)), ..SandboxAnswer::default() },
     }

@@ -29,7 +29,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use sublet_proto::v1::ColdImports;
 use sublet_runtime::worker::loading;
-use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads, WaitingCopy};
+use sublet_sandbox::template::{self, Runtime, StandbyImports, TemplateProgram, Threads, WaitingCopy};
 
 sublet_runtime::interpose_malloc!();
 
@@ -83,10 +83,39 @@ fn refuse(module: String, reason: String, import_ms: u32) -> PyResult<()> {
     Ok(template::refuse(ColdImports { module, reason, import_ms })?)
 }
 
+/// Modules to import, and the environment as NAME=VALUE.
+type StandbyWords = (Vec<OsString>, Vec<OsString>);
+
+/// In a copy: returns the modules to import if it is put on standby, and the environment for that. Returns nothing if its
+/// program is known: see [`WaitingCopy::await_imports`].
+#[pyfunction]
+fn imports() -> PyResult<Option<StandbyWords>> {
+    COPY.with_borrow_mut(|copy| {
+        let copy = copy.as_mut().ok_or_else(is_no_copy)?;
+        Ok(copy.await_imports().map(|StandbyImports { modules, env }| (modules, env)))
+    })
+}
+
+/// In a copy that has imported its modules: waits until its program is known. Threads of the modules run meanwhile.
+#[pyfunction]
+fn stand_by(py: Python<'_>) -> PyResult<()> {
+    COPY.with_borrow(|copy| {
+        let copy = copy.as_ref().ok_or_else(is_no_copy)?;
+        copy.tell_waiting()?;
+        let orders = copy.orders();
+        py.detach(move || template::await_readable(orders))?;
+        Ok(())
+    })
+}
+
+fn is_no_copy() -> PyErr {
+    PyRuntimeError::new_err("this is no copy that waits")
+}
+
 /// In a copy: waits until it is to be the program.
 #[pyfunction]
 fn program() -> PyResult<Words> {
-    let copy = COPY.take().ok_or_else(|| PyRuntimeError::new_err("this is no copy that waits"))?;
+    let copy = COPY.take().ok_or_else(is_no_copy)?;
     let TemplateProgram { path, args, env } = copy.become_program();
     Ok((path.into_os_string(), args, env))
 }
@@ -112,5 +141,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(component::send, module)?)?;
     module.add_function(wrap_pyfunction!(component::receive, module)?)?;
     xpu::add(module)?;
+    module.add_function(wrap_pyfunction!(imports, module)?)?;
+    module.add_function(wrap_pyfunction!(stand_by, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

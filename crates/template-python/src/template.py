@@ -2,10 +2,11 @@
 
 The template executes this file with `adapter`, the module that forks, and the names of modules as arguments. The
 statements after `serve` run in a copy, and those after `program` in the copy's sandbox. A copy has one thread and no
-open files, and shares with other copies only the memory that the template had.
+open files, and shares with other copies only the memory that the template had. A copy on standby imports modules in its
+sandbox before its program is known; they may start threads, and keep files open.
 
 An interpreter of an image is the program of its sandboxes: there a copy executes the code of the program's `-c`, as an
-interpreter does that has just been started.
+interpreter does that has just been started. It is never on standby.
 """
 
 import ctypes
@@ -75,9 +76,28 @@ def use_environment(folder):
     site.addsitedir(os.path.join(folder, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
 
 
+def stand_by(modules, environment):
+    """Imports modules with the environment of the program, which is not known yet, and waits for the program."""
+    os.environ.update(named(environment))
+    time.tzset()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        gc.collect()
+    except BaseException:
+        # The spawner notices the end. Threads of the modules may never end.
+        os._exit(1)
+    adapter.stand_by()
+
+
+def named(environment):
+    """Returns the values of variables that are written as NAME=VALUE."""
+    return dict(variable.split("=", 1) for variable in environment)
+
+
 def begin(environment, setters):
     """Sets environment and threads as if this process had just been started."""
-    variables = dict(variable.split("=", 1) for variable in environment)
+    variables = named(environment)
     folder = variables.pop(ENVIRONMENT_VARIABLE, ENVIRONMENT)
     if sys.flags.no_site:
         use_environment(folder)
@@ -201,6 +221,9 @@ sys.modules[adapter.__name__] = adapter
 found = warm()
 adapter.serve()
 renew()
+standby = adapter.imports()
+if standby is not None:
+    stand_by(*standby)
 path, arguments, environment = adapter.program()
 begin(environment, found)
 run(path, arguments)

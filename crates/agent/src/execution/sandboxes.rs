@@ -121,6 +121,7 @@ impl SandboxMaker {
             program: SandboxProgram::Outside(program.to_owned()),
             args: Vec::new(),
             env: Vec::new(),
+            has_own_variables: false,
             folder: None,
             control: nowhere()?,
             log: None,
@@ -147,6 +148,12 @@ impl SandboxMaker {
                 | Body::Kill(SandboxKill { ids, .. })
                 | Body::Delete(SandboxIds { ids }),
             ) => check_operators(ids, operators)?,
+            // The agent decides on processes that wait for its leases.
+            Some(Body::Standby(_)) => {
+                let message =
+                    "processes on standby are kept for leases: set their memory when the agent starts";
+                return Err(Error::new(Code::InvalidArgument, message));
+            }
             Some(Body::State(_) | Body::List(_)) | None => {}
         }
         let answers = sandboxes.relay(&request, &controls)?;
@@ -159,7 +166,7 @@ impl SandboxMaker {
             }
             _ => {}
         }
-        Ok(SandboxReply { answers, served: true })
+        Ok(SandboxReply { answers, served: true, standby: Vec::new() })
     }
 
     fn renewed<'locked>(&self, current: &'locked mut Current) -> Result<&'locked mut Current, Error> {

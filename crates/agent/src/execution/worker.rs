@@ -94,6 +94,7 @@ impl WorkerProcess {
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
         let variables = variables(held, &runnable)?;
+        let has_own_variables = !variables.is_empty();
         let lent_folders = folders(node, held)?;
         let (outside, inside) = PacketSocket::pair()?;
         let (shim, of_process) = PacketSocket::pair()?;
@@ -115,6 +116,7 @@ impl WorkerProcess {
         let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
             let spec_of = spec(program.clone(), held, &runnable, control);
             let mut spec = Spec { log: Some(log.file()?), lent_folders: lent_folders.clone(), ..spec_of };
+            spec.has_own_variables = has_own_variables;
             spec.limits.scratch_bytes = temporary_bytes(node, held);
             if let Some(held) = &image {
                 contain(&mut spec, runtime, &held.image, runnable.build());
@@ -309,6 +311,7 @@ fn spec(
         program,
         args,
         env,
+        has_own_variables: false,
         folder: Some(package.folder.clone()),
         lent_folders: Vec::new(),
         control,

@@ -12,20 +12,39 @@
 //!    ├─── start ────────► ├─── start ──────────────────────────► limits, descriptors
 //!    │◄── started, running ────────────────────────────────────┤ the program
 //! ```
+//!
+//! Before the plan of the program, the program's process can get a plan to wait on standby with imported modules. A module
+//! may start threads, which inherit the restrictions of the thread that starts them, and no later restriction reaches
+//! them: a user, Landlock and a filter of system calls belong to a thread. So the process takes all of them before it
+//! imports. The first process keeps its rights over the namespaces, which both share, and mounts later what the program
+//! needs.
+//!
+//! ```text
+//! spawner           first process                          program's process
+//!    ├─── standby ──────► root, mounts, pivot
+//!    │                    ├─── standby ──────────────────────► identity, restrictions
+//!    │                    │◄── made ─────────────────────────────┤
+//!    │◄── waiting ─────────────────────────────────────────────┤ imports
+//!    :  until it is wanted
+//!    ├─── plan ─────────► more mounts, sizes, restrictions
+//!    │                    ├─── plan ─────────────────────────► and so on, as above
+//! ```
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::init::{self, ForkSide, StartedProgram};
 use super::output::ProgramOutput;
 use super::{
-    Blank, CreationPlan, CreationStep, SandboxOrder, SandboxReport, await_start, become_sandbox, give_up,
-    make_ready, plan,
+    Blank, CreationPlan, CreationStep, SandboxOrder, SandboxReport, await_start, become_owner,
+    become_sandbox, give_up, make_ready, plan,
 };
-use super::{privileges, restrict, weak};
+use super::{privileges, restrict, root, weak};
 use crate::system;
 
 /// A process that waits to become the program.
@@ -34,13 +53,19 @@ pub(crate) struct Ahead {
     /// The first process of its sandbox.
     first: OwnedFd,
     output: OwnedFd,
+    /// Plan of the program, if it came in place of a plan to wait on standby.
+    plan: Option<CreationPlan>,
+    /// Whether this process has all of its restrictions, as one on standby has.
+    is_restricted: bool,
 }
 
 /// The life of the first process of a copy. Returns in the process of its program.
 pub(crate) fn live(blank: Blank) -> Ahead {
     let forked = make_ready(&blank).and_then(|()| fork(&blank));
     match forked {
-        Ok((ForkSide::Program(output), first)) => Ahead { blank, first, output },
+        Ok((ForkSide::Program(output), first)) => {
+            Ahead { blank, first, output, plan: None, is_restricted: false }
+        }
         Ok((ForkSide::First(started, pipe), program)) => lead(&blank, &program, started, pipe),
         Err((step, error)) => give_up(blank.link.as_fd(), step, &error),
     }
@@ -63,8 +88,7 @@ fn fork(blank: &Blank) -> Result<(ForkSide, OwnedFd), (CreationStep, io::Error)>
 /// Continues as the first process: receives the plan, applies it, passes it on, and waits for the start.
 fn lead(blank: &Blank, program: &OwnedFd, started: StartedProgram, pipe: OwnedFd) -> ! {
     let link = blank.link.as_fd();
-    let prepared = plan::receive(link).map_err(|error| (CreationStep::Plan, error)).and_then(|mut plan| {
-        become_sandbox(blank, &mut plan)?;
+    let prepared = await_plan(blank, program.as_fd()).and_then(|mut plan| {
         let output = ProgramOutput::new(pipe, plan.output.take(), plan.id);
         pass_on(plan, program.as_fd()).map(|()| output)
     });
@@ -74,6 +98,37 @@ fn lead(blank: &Blank, program: &OwnedFd, started: StartedProgram, pipe: OwnedFd
         let _ = started.attend(output).send(link);
     }
     system::leave(0)
+}
+
+/// Waits for the plan, and applies it. Until then the program's process is on standby if the spawner orders that.
+fn await_plan(blank: &Blank, program: BorrowedFd<'_>) -> Result<CreationPlan, (CreationStep, io::Error)> {
+    let link = blank.link.as_fd();
+    let next = || plan::receive(link).map_err(|error| (CreationStep::Plan, error));
+    let mut plan = next()?;
+    if !plan.is_standby {
+        become_sandbox(blank, &mut plan)?;
+        return Ok(plan);
+    }
+    become_owner(blank)?;
+    root::enter(&plan).map_err(|error| (CreationStep::Root, error))?;
+    plan.output = None;
+    pass_on(plan, program)?;
+    await_order(link, program)?;
+    let plan = next()?;
+    root::complete(&plan).map_err(|error| (CreationStep::Root, error))?;
+    restrict(blank, &plan)?;
+    Ok(plan)
+}
+
+/// Waits for an order of the spawner, or for its end. Fails if the process on standby ends before.
+fn await_order(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
+    let mut watched = [PollFd::new(&link, PollFlags::IN), PollFd::new(&program, PollFlags::IN)];
+    let polled = retry_on_intr(|| poll(&mut watched, None));
+    polled.map_err(|errno| (CreationStep::Standby, errno.into()))?;
+    match watched[1].revents().is_empty() {
+        true => Ok(()),
+        false => Err((CreationStep::Standby, io::Error::from_raw_os_error(libc::EPIPE))),
+    }
 }
 
 /// Has the program's process become what the first is by now.
@@ -95,9 +150,10 @@ fn pass_on(mut plan: CreationPlan, program: BorrowedFd<'_>) -> Result<(), (Creat
 impl Ahead {
     /// Waits for the plan, prepares everything with `last` as the last step, and waits for the start. Ends the process
     /// if it is not wanted, or cannot be prepared.
-    pub(crate) fn become_program(self, last: impl FnOnce() -> io::Result<()>) -> CreationPlan {
+    pub(crate) fn become_program(mut self, last: impl FnOnce() -> io::Result<()>) -> CreationPlan {
+        let received = self.plan.take().map_or_else(|| plan::receive(self.first.as_fd()), Ok);
         let first = self.first.as_fd();
-        let prepared = plan::receive(first).map_err(|error| (CreationStep::Plan, error));
+        let prepared = received.map_err(|error| (CreationStep::Plan, error));
         let prepared = prepared.and_then(|plan| self.become_inhabitant(&plan).map(|()| plan));
         let plan = match prepared {
             Ok(plan) => plan,
@@ -115,9 +171,57 @@ impl Ahead {
         plan
     }
 
+    /// Waits for the first plan. If this process is to wait on standby, returns that plan once all restrictions hold, with
+    /// `last` as the last step. Nothing if it is the plan of the program. Ends the process if it cannot be prepared.
+    pub(crate) fn await_standby(&mut self, last: impl FnOnce() -> io::Result<()>) -> Option<CreationPlan> {
+        let first = self.first.as_fd();
+        let plan = match plan::receive(first) {
+            Ok(plan) => plan,
+            Err(error) => give_up(first, CreationStep::Plan, &error),
+        };
+        if !plan.is_standby {
+            self.plan = Some(plan);
+            return None;
+        }
+        let begun = self.stand_by(&plan);
+        let begun = begun.and_then(|()| last().map_err(|error| (CreationStep::Copy, error)));
+        if let Err((step, error)) = begun {
+            give_up(first, step, &error);
+        }
+        if SandboxReport::Made.send(first).is_err() {
+            system::leave(0);
+        }
+        self.is_restricted = true;
+        Some(plan)
+    }
+
+    /// Takes the restrictions and the descriptors of a process that imports modules.
+    fn stand_by(&self, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
+        self.become_inhabitant(plan)?;
+        let failed = |errno: rustix::io::Errno| (CreationStep::Standby, errno.into());
+        // Modules that print while they are imported print to nobody.
+        rustix::stdio::dup2_stdin(&plan.control).map_err(failed)?;
+        rustix::stdio::dup2_stdout(&plan.control).map_err(failed)?;
+        rustix::stdio::dup2_stderr(&plan.control).map_err(failed)?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(failed)
+    }
+
+    /// Tells the spawner that the modules are imported.
+    pub(crate) fn tell_waiting(&self) -> io::Result<()> {
+        SandboxReport::Waiting.send(self.blank.link.as_fd())
+    }
+
+    /// Connection that is readable once there is another plan, or none will come.
+    pub(crate) fn orders(&self) -> BorrowedFd<'_> {
+        self.first.as_fd()
+    }
+
     fn become_inhabitant(&self, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
         let folder = plan.image.as_ref().map_or(c"/", |image| image.working_folder.as_c_str());
         rustix::process::chdir(folder).map_err(|errno| (CreationStep::Root, errno.into()))?;
+        if self.is_restricted {
+            return Ok(());
+        }
         if let Some(walls) = &plan.weak {
             return weak::restrict(plan, walls);
         }

@@ -46,6 +46,8 @@ pub(crate) struct CreationPlan {
     pub(super) first: Option<Pid>,
     /// Rules of weak isolation, which has no mounts.
     pub(super) weak: Option<WeakWalls>,
+    /// Whether the plan of the program follows: until then the process imports the modules that are its arguments.
+    pub(super) is_standby: bool,
 }
 
 /// Rules for a process that sees the host's files at their own paths.
@@ -123,7 +125,13 @@ impl CreationPlan {
             processes: spec.limits.processes,
             first: None,
             weak: None,
+            is_standby: false,
         })
+    }
+
+    /// Makes it the plan of a process on standby, with its arguments as the modules.
+    pub(crate) fn on_standby(self) -> CreationPlan {
+        CreationPlan { is_standby: true, ..self }
     }
 
     /// Makes the plan of a sandbox of weak isolation, which may read these paths.
@@ -194,6 +202,7 @@ impl CreationPlan {
                 Some(OutputTarget::Log(_)) => LOG,
                 Some(OutputTarget::Common(_)) => COMMON,
             },
+            standby: self.is_standby,
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
@@ -264,5 +273,6 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
             readable: weak.readable.into_iter().map(|path| OsString::from_vec(path).into()).collect(),
             memory_bytes: Some(weak.memory_bytes).filter(|&bytes| bytes > 0),
         }),
+        is_standby: message.standby,
     })
 }

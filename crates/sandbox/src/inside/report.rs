@@ -29,10 +29,11 @@ pub(crate) enum CreationStep {
     Exec,
     Runtime,
     Copy,
+    Standby,
 }
 
 impl CreationStep {
-    const ALL: [(CreationStep, &'static str); 14] = [
+    const ALL: [(CreationStep, &'static str); 15] = [
         (CreationStep::Root, "mounting a sandbox's root"),
         (CreationStep::Container, "mounting a container's image"),
         (CreationStep::Cgroup, "entering a sandbox's cgroup namespace"),
@@ -47,6 +48,7 @@ impl CreationStep {
         (CreationStep::Exec, "executing a sandbox's program"),
         (CreationStep::Runtime, "making a container by an OCI runtime, which has told the agent's log why,"),
         (CreationStep::Copy, "making what a copied language runtime holds open again"),
+        (CreationStep::Standby, "importing modules ahead of time"),
     ];
 
     pub(crate) fn describe(self) -> &'static str {
@@ -96,6 +98,8 @@ pub(crate) enum SandboxReport {
     Exited(i32),
     /// A signal killed the program.
     Killed(i32),
+    /// The process has imported its modules, and waits for its program.
+    Waiting,
 }
 
 impl SandboxReport {
@@ -132,6 +136,7 @@ impl SandboxReport {
             SandboxReport::Failed { step, errno } => (4, step as u8, errno),
             SandboxReport::Exited(status) => (5, 0, status),
             SandboxReport::Killed(signal) => (6, 0, signal),
+            SandboxReport::Waiting => (7, 0, 0),
         };
         let [a, b, c, d] = number.to_le_bytes();
         let bytes = [kind, step, a, b, c, d];
@@ -184,6 +189,7 @@ impl SandboxReport {
             4 => SandboxReport::Failed { step: CreationStep::ALL.get(usize::from(step))?.0, errno: number },
             5 => SandboxReport::Exited(number),
             6 => SandboxReport::Killed(number),
+            7 => SandboxReport::Waiting,
             _ => return None,
         })
     }

@@ -28,6 +28,8 @@ pub(super) const SCRATCH_POINT: &str = "tmp";
 const PAGE_BYTES: u64 = 4096;
 /// Number of files for the folders above each thing that is shown beneath [`crate::SCRATCH`].
 const FILES_OF_KEPT: u64 = 16;
+/// Number of files in [`crate::SHARED_MEMORY`] beside those of the sandbox.
+const OWN_SHARED_FILES: u64 = 2;
 
 /// Makes a copy of the common root that is this process's own, with its processes, and goes there.
 pub(super) fn begin() -> io::Result<()> {
@@ -55,16 +57,13 @@ fn copy_common() -> io::Result<()> {
 
 /// Mounts in there what only this sandbox has, and makes it the root. Nothing else of what the spawner sees is left.
 pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
-    for (place, detached) in &plan.mounts {
-        move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    }
+    mount_given(plan)?;
     let kept: Vec<_> = plan.kept.iter().map(copy).collect::<io::Result<_>>()?;
-    let own_files = 2 + FILES_OF_KEPT * kept.len() as u64;
     let flags = match plan.devices {
         Devices::None | Devices::Faults => MountFlags::NOEXEC,
         Devices::Drivers | Devices::Gpu => MountFlags::empty(),
     };
-    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", flags)?;
+    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files(plan), "1777", flags)?;
     mount_shared(plan)?;
     if !plan.folders.is_empty() {
         mount_folders(plan)?;
@@ -73,6 +72,27 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
         show_again(Path::new(OsStr::from_bytes(path.to_bytes())), &mount)?;
     }
     make_root()
+}
+
+/// Adds to a root that [`enter`] has made for a process on standby what only its program has: mounts over those that are
+/// there, and the sizes of its own files.
+pub(super) fn complete(plan: &CreationPlan) -> io::Result<()> {
+    debug_assert!(plan.folders.is_empty(), "a program that was on standby has lent folders");
+    mount_given(plan)?;
+    resize(SCRATCH_POINT, plan.scratch_bytes, own_files(plan))?;
+    resize(SHARED_POINT, plan.shared_bytes, OWN_SHARED_FILES)
+}
+
+fn mount_given(plan: &CreationPlan) -> io::Result<()> {
+    for (place, detached) in &plan.mounts {
+        move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    }
+    Ok(())
+}
+
+/// Number of files in [`crate::SCRATCH`] beside those of the sandbox.
+fn own_files(plan: &CreationPlan) -> u64 {
+    2 + FILES_OF_KEPT * plan.kept.len() as u64
 }
 
 /// Mounts the folders that are lent to the sandbox, in a read-only folder of its own.
@@ -120,7 +140,7 @@ pub(super) fn make_root() -> io::Result<()> {
 
 /// Mounts [`crate::SHARED_MEMORY`]: named shared memory and semaphores of the sandbox's processes.
 pub(super) fn mount_shared(plan: &CreationPlan) -> io::Result<()> {
-    mount_scratch(SHARED_POINT, plan.shared_bytes, 2, "1777", MountFlags::NOEXEC)
+    mount_scratch(SHARED_POINT, plan.shared_bytes, OWN_SHARED_FILES, "1777", MountFlags::NOEXEC)
 }
 
 /// Mounts memory for the files that the sandbox writes, at a folder, with `own_files` files beside those of the
@@ -132,11 +152,22 @@ pub(super) fn mount_scratch(
     mode: &str,
     flags: MountFlags,
 ) -> io::Result<()> {
+    let options = CString::new(format!("{},mode={mode}", sizes(len_bytes, own_files)))?;
+    let flags = flags | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount("tmpfs", folder, "tmpfs", flags, Some(options.as_c_str()))?)
+}
+
+/// Changes the size of files that [`mount_scratch`] has mounted for a process. Fails if they are larger.
+fn resize(folder: &str, len_bytes: u64, own_files: u64) -> io::Result<()> {
+    let flags = MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount_remount(folder, flags, sizes(len_bytes, own_files))?)
+}
+
+/// Options of a file system in memory.
+fn sizes(len_bytes: u64, own_files: u64) -> String {
     // The kernel takes a size of 0 as no limit.
     let len_bytes = len_bytes.max(PAGE_BYTES);
     // A file takes a page at least, so no more inodes are of use.
     let inodes = len_bytes / PAGE_BYTES + own_files;
-    let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode={mode}"))?;
-    let flags = flags | MountFlags::NOSUID | MountFlags::NODEV;
-    Ok(mount("tmpfs", folder, "tmpfs", flags, Some(options.as_c_str()))?)
+    format!("size={len_bytes},nr_inodes={inodes}")
 }

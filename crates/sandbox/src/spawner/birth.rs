@@ -33,7 +33,7 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
     let layers = root::layers_of(&spec)?;
     let folders = root::folders_of(&spec)?;
     let mut sandbox = match &spec.kind {
-        IsolationKind::Template(template) => workshop.copy(template)?,
+        IsolationKind::Template(template) => workshop.copy(template, &spec)?,
         kind => workshop.take(spec.network, matches!(kind, IsolationKind::Delegated { .. }))?,
     };
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
@@ -64,7 +64,7 @@ fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sand
         IsolationKind::Template(template) => {
             // A template has no walls here, so it imports no module that a tenant has named.
             let bare = Template { imports: Vec::new(), ..template.clone() };
-            workshop.copy(&bare)?
+            workshop.copy(&bare, &spec)?
         }
         _ => workshop.take(spec.network, false)?,
     };

@@ -91,6 +91,22 @@ impl Cgroup {
         }
     }
 
+    /// Whether it limits memory and cores.
+    pub(super) fn limits_memory_and_cores(&self) -> bool {
+        match self {
+            Cgroup::One(group) => group.limits_memory_and_cores(),
+            Cgroup::Two(group) => group.limits_memory_and_cores(),
+        }
+    }
+
+    /// Memory of all that is in it, in bytes, without copies of files on a disk. Nothing if that is not counted.
+    pub(super) fn memory_bytes(&self) -> Option<u64> {
+        match self {
+            Cgroup::One(group) => group.memory_bytes(),
+            Cgroup::Two(group) => group.memory_bytes(),
+        }
+    }
+
     /// Returns how many processes of the group were killed because they exceeded its memory.
     pub(super) fn out_of_memory_kills(&self) -> u64 {
         match self {

@@ -149,6 +149,7 @@ fn run_inside(mut table: SandboxTable) -> Result<ProgramEnd, SandboxError> {
         program,
         args: vec![INSIDE.into()],
         env: Vec::new(),
+        has_own_variables: false,
         lent_folders: Vec::new(),
         folder: None,
         control,

@@ -41,10 +41,12 @@ pub(super) struct Sandbox {
     cold_imports: Option<ColdImports>,
     /// Template in an image that it is a copy of, if it is one.
     template: Option<Template>,
+    is_standby: bool,
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
-    view: Option<ResourceView>,
+    /// Those of its time on standby, if it was, and those of its program.
+    views: Vec<ResourceView>,
 }
 
 enum SandboxPhase {
@@ -78,9 +80,10 @@ impl Sandbox {
             phase,
             cold_imports: None,
             template: None,
+            is_standby: false,
             cgroup,
             users,
-            view: None,
+            views: Vec::new(),
         }
     }
 
@@ -114,8 +117,9 @@ impl Sandbox {
 
     /// Keeps the files about its cores and memory until the sandbox is dropped.
     pub(super) fn keep(&mut self, view: ResourceView) {
-        debug_assert!(self.view.is_none(), "a sandbox has two views of its cores and memory");
-        self.view = Some(view);
+        let is_first = self.views.is_empty() || self.is_standby && self.views.len() == 1;
+        debug_assert!(is_first, "a sandbox has two views of its cores and memory");
+        self.views.push(view);
     }
 
     /// Notes why it has not the modules that it was to have from its template.
@@ -135,6 +139,16 @@ impl Sandbox {
 
     pub(super) fn cold_imports(&self) -> Option<&ColdImports> {
         self.cold_imports.as_ref()
+    }
+
+    /// Notes that its process waits for a program with imported modules.
+    pub(super) fn set_standby(&mut self) {
+        debug_assert!(matches!(self.phase, SandboxPhase::Created), "a program has started on standby");
+        self.is_standby = true;
+    }
+
+    pub(super) fn is_standby(&self) -> bool {
+        self.is_standby
     }
 
     pub(super) fn link(&self) -> BorrowedFd<'_> {

@@ -45,7 +45,8 @@ impl SandboxTable {
             }
             Some(Body::Delete(SandboxIds { ids })) => (self.each(&ids, SandboxTable::delete), Vec::new()),
             Some(Body::List(SandboxList { from })) => (self.list(from), Vec::new()),
-            None => (Vec::new(), Vec::new()),
+            // No sandbox of the table is concerned.
+            Some(Body::Standby(_)) | None => (Vec::new(), Vec::new()),
         }
     }
 
@@ -83,8 +84,10 @@ impl SandboxTable {
             .into_iter()
             .map(|(id, outcome)| {
                 let state = outcome.and_then(|()| self.state(id));
-                let cold_imports = self.entries.get(&id).and_then(Sandbox::cold_imports).cloned();
-                SandboxAnswer { cold_imports, ..encode_answer(id, state) }
+                let made = self.entries.get(&id);
+                let cold_imports = made.and_then(Sandbox::cold_imports).cloned();
+                let standby = made.is_some_and(Sandbox::is_standby);
+                SandboxAnswer { cold_imports, standby, ..encode_answer(id, state) }
             })
             .collect();
         debug_assert!(

@@ -2,10 +2,11 @@
 //!
 //! Who asks for modules gets a copy of the template that has them, if that is warm. Else it gets one of the bare
 //! interpreter and imports by itself, as any program does: it never waits for another's modules. How often each is asked
-//! for decides which are kept; what was not asked for a minute counts half.
+//! for decides which are kept; what was not asked for a minute counts half. For modules that no template can have there are
+//! processes on standby in place of a template, within the agent's limit of memory.
 //!
 //! A template in an image is kept by the same rule, also without modules: while it is not warm, its interpreter is started
-//! anew in a container.
+//! anew in a container. It has no processes on standby.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,13 +14,15 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sublet_proto::v1::ColdImports;
+use sublet_proto::text::printable_line;
+use sublet_proto::v1::{ColdImports, SandboxStandby, StandbyProcesses};
 
 use super::first_process;
 use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
+use super::standby::{StandbyOrder, StandbySet, StandbyTerms};
 use super::template::TemplateProcess;
-use crate::{SandboxError, SandboxStatus, Template};
+use crate::{SandboxError, SandboxStatus, Spec, Template};
 
 /// Maximum number of templates with modules or in images, and of interpreters.
 const MAX_WARM: usize = 4;
@@ -33,11 +36,15 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 const WORTHWHILE: f64 = 1.4;
 /// Time after a failure in which a template is not started again.
 const PAUSE: Duration = Duration::from_secs(60);
+/// Maximum length of the names of modules on standby that are reported, in characters.
+const MAX_TOLD_CHARS: usize = 256;
 
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Templates {
     known: BTreeMap<Template, RequestedTemplate>,
+    /// What processes on standby may use.
+    terms: SandboxStandby,
 }
 
 /// A template that was requested.
@@ -49,6 +56,8 @@ struct RequestedTemplate {
     failed: Option<Instant>,
     /// Reason why its modules could not be kept warm in the last attempt.
     cold_imports: Option<ColdImports>,
+    /// Processes that have imported its modules, if a template cannot.
+    standby: StandbySet,
 }
 
 /// Number of requests, in which recent ones count more.
@@ -71,12 +80,13 @@ impl Heat {
 }
 
 impl Templates {
-    /// A first process that is a copy of this template, or of one without modules, which then knows why if that is known.
-    /// Nothing if the template is in an image and not warm.
+    /// A first process for a program that is a copy of this template, or was on standby with its modules, or is a copy of a
+    /// template without modules, which then knows why if that is known. Nothing if the template is in an image and not warm.
     pub(super) fn take(
         &mut self,
         means: &mut SpawnMeans,
         wanted: &Template,
+        program: &Spec,
     ) -> Result<Option<Sandbox>, SandboxError> {
         let now = Instant::now();
         let wanted = &without_folder(wanted);
@@ -88,13 +98,15 @@ impl Templates {
                 }
                 return Ok(Some(sandbox));
             }
+            if let Some(sandbox) = self.take_standby(wanted, program, now) {
+                return Ok(Some(sandbox));
+            }
             self.start_if_worthwhile(means, wanted, now);
         }
         if wanted.image.is_some() {
             return Ok(None);
         }
-        let environment = wanted.environment.as_ref().map(|_| PathBuf::new());
-        let bare = Template { imports: Vec::new(), environment, ..wanted.clone() };
+        let bare = without_modules(wanted);
         self.note(&bare, now);
         let missing = || {
             let reason = "it did not become ready: the agent's log tells more";
@@ -146,9 +158,7 @@ impl Templates {
                 cold.map(|cold| self.known.remove(&cold));
             }
             let heat = Heat { count: 0.0, at: now };
-            let known =
-                RequestedTemplate { heat, ready: Vec::new(), warm: None, failed: None, cold_imports: None };
-            self.known.insert(template.clone(), known);
+            self.known.insert(template.clone(), RequestedTemplate::new(heat));
             debug_assert!(self.known.len() <= MAX_KNOWN, "{} templates are remembered", self.known.len());
         }
         if let Some(known) = self.known.get_mut(template) {
@@ -196,7 +206,7 @@ impl Templates {
         let Some(known) = self.known.get(wanted) else { return };
         let is_resting = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
         let heat = known.heat.now(now);
-        if known.warm.is_some() || is_resting || heat < WORTHWHILE {
+        if known.warm.is_some() || known.standby.is_in_use() || is_resting || heat < WORTHWHILE {
             return;
         }
         let warm =
@@ -227,7 +237,110 @@ impl Templates {
     }
 }
 
+/// Processes on standby.
+impl Templates {
+    /// Sets what processes on standby may use from now on, and returns those that there are.
+    pub(super) fn keep_standby(&mut self, terms: SandboxStandby) -> Vec<StandbyProcesses> {
+        let (now, idle) = (Instant::now(), &terms.idle_cores);
+        for known in self.known.values_mut() {
+            known.standby.look(now);
+            known.standby.use_cores(idle);
+        }
+        self.terms = terms;
+        let in_use = self.known.iter().filter(|(_, known)| known.standby.is_in_use());
+        in_use.map(|(template, known)| described(template, &known.standby)).collect()
+    }
+
+    /// Begins one process on standby if one is worthwhile, and there are idle cores and memory for it. Ends others for it
+    /// that are asked for less. Says whether it did something.
+    pub(super) fn make_standby(&mut self, means: &mut SpawnMeans) -> bool {
+        let now = Instant::now();
+        self.known.values_mut().for_each(|known| known.standby.look(now));
+        if self.known.values().any(|known| known.standby.counts().1 > 0) {
+            return false;
+        }
+        let Some((template, heat)) = self.next_standby(now) else { return false };
+        let Some(known) = self.known.get(&template) else { return false };
+        let reserved: u64 = self.known.values().map(|known| known.standby.reserved_bytes()).sum();
+        let free_bytes = self.terms.memory_bytes.saturating_sub(reserved);
+        if free_bytes < known.standby.needed_bytes() {
+            return self.end_colder_standby(heat, now);
+        }
+        let begun = self.begin_standby(means, &template, free_bytes);
+        if let (Err(error), Some(known)) = (begun, self.known.get_mut(&template)) {
+            eprintln!("sublet-spawner: modules {:?}: {error}", template.imports);
+            known.standby.give_up(now);
+        }
+        true
+    }
+
+    fn begin_standby(
+        &mut self,
+        means: &mut SpawnMeans,
+        template: &Template,
+        memory_bytes: u64,
+    ) -> Result<(), SandboxError> {
+        let missing = || failed(template, io::Error::other("it is not warm"));
+        let terms = self.known.get(template).and_then(|known| known.standby.terms.clone());
+        let terms = terms.ok_or_else(missing)?;
+        let cores = self.terms.idle_cores.get(..terms.cores).ok_or_else(missing)?.to_vec();
+        let sandbox = self.copy(means, &without_modules(template), false)?.ok_or_else(missing)?;
+        let shown_bytes = self.terms.memory_bytes;
+        let order = StandbyOrder { template: template.clone(), terms, cores, memory_bytes, shown_bytes };
+        let known = self.known.get_mut(template).ok_or_else(missing)?;
+        known.standby.begin(means, sandbox, order)
+    }
+
+    /// Takes a process on standby for a program. Notes the program's terms, for the next process.
+    fn take_standby(&mut self, wanted: &Template, program: &Spec, now: Instant) -> Option<Sandbox> {
+        let known = self.known.get_mut(wanted)?;
+        let terms = StandbyTerms::of(wanted, program)?;
+        let taken = known.standby.take(&terms, &program.limits);
+        if known.standby.terms.is_some() || known.heat.now(now) >= WORTHWHILE {
+            known.standby.terms = Some(terms);
+        }
+        taken
+    }
+
+    /// The modules that are asked for most of those for which a process on standby is worthwhile and can import now, and
+    /// how often they are asked for.
+    fn next_standby(&self, now: Instant) -> Option<(Template, f64)> {
+        let idle = self.terms.idle_cores.len();
+        let can_import = |known: &RequestedTemplate| {
+            let cores = known.standby.wanted_cores(now);
+            known.cold_imports.is_some() && cores.is_some_and(|cores| cores <= idle)
+        };
+        let wanted = self.known.iter().filter(|(_, known)| self.terms.memory_bytes > 0 && can_import(known));
+        let by_heat = wanted.map(|(template, known)| (template.clone(), known.heat.now(now)));
+        by_heat.max_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
+    /// Ends the processes of the modules that are asked for least, if that is less than this. Says whether it did.
+    fn end_colder_standby(&mut self, heat: f64, now: Instant) -> bool {
+        let in_use = self.known.values_mut().filter(|known| known.standby.is_in_use());
+        let coldest = in_use.min_by(|a, b| a.heat.now(now).total_cmp(&b.heat.now(now)));
+        match coldest.filter(|known| known.heat.now(now) < heat) {
+            Some(known) => {
+                known.standby.end();
+                true
+            }
+            None => false,
+        }
+    }
+}
+
 impl RequestedTemplate {
+    fn new(heat: Heat) -> RequestedTemplate {
+        RequestedTemplate {
+            heat,
+            ready: Vec::new(),
+            warm: None,
+            failed: None,
+            cold_imports: None,
+            standby: StandbySet::default(),
+        }
+    }
+
     /// Whether it can be forked; takes note if it never can.
     fn look(&mut self, template: &Template) -> bool {
         match self.warm.as_mut().map(|warm| warm.is_ready(false)) {
@@ -256,6 +369,25 @@ impl RequestedTemplate {
         self.ready.clear();
         self.warm = None;
         self.cold_imports = None;
+    }
+}
+
+/// The template from which a program is copied that imports the modules of this one by itself.
+fn without_modules(template: &Template) -> Template {
+    let environment = template.environment.as_ref().map(|_| PathBuf::new());
+    Template { imports: Vec::new(), environment, ..template.clone() }
+}
+
+/// What operators see of processes on standby.
+fn described(template: &Template, standby: &StandbySet) -> StandbyProcesses {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let (waiting, importing) = standby.counts();
+    let modules = printable_line(&template.imports.join(", "));
+    StandbyProcesses {
+        modules: modules.chars().take(MAX_TOLD_CHARS).collect(),
+        waiting: count(waiting),
+        importing: count(importing),
+        memory_bytes: standby.used_bytes(),
     }
 }
 
@@ -302,13 +434,8 @@ mod tests {
     fn evicted_template_has_no_reason_of_an_earlier_attempt() {
         let now = Instant::now();
         let reason = "fails with OSError".to_owned();
-        let mut known = RequestedTemplate {
-            heat: Heat { count: 1.0, at: now },
-            ready: Vec::new(),
-            warm: None,
-            failed: Some(now),
-            cold_imports: Some(ColdImports { module: "a".to_owned(), reason, import_ms: 0 }),
-        };
+        let mut known = RequestedTemplate::new(Heat { count: 1.0, at: now });
+        known.cold_imports = Some(ColdImports { module: "a".to_owned(), reason, import_ms: 0 });
         known.cool();
         assert_eq!(known.cold_imports, None);
     }

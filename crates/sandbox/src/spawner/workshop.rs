@@ -13,7 +13,7 @@ use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
 use super::templates::Templates;
 use super::users::READY;
-use crate::{NetworkAccess, SandboxError, SandboxStatus, Template, Walls};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, Spec, Template, Walls};
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -36,7 +36,9 @@ impl Workshop {
     pub(super) fn rest(&mut self) {
         loop {
             while !is_asked(&[], Some(NOW))
-                && (self.make_ready() || self.templates.make_ready(&mut self.means))
+                && (self.make_ready()
+                    || self.templates.make_ready(&mut self.means)
+                    || self.templates.make_standby(&mut self.means))
             {}
             let expected = self.templates.expected();
             if expected.is_empty() || is_asked(&expected, None) {
@@ -57,10 +59,10 @@ impl Workshop {
         is_made
     }
 
-    /// Takes a copy of a template, or of one that stands in for it. In an image that is a first process of a container, which
+    /// Takes a copy of a template for a program, or of one that stands in for it. In an image that is a first process of a container, which
     /// starts the interpreter anew.
-    pub(super) fn copy(&mut self, template: &Template) -> Result<Sandbox, SandboxError> {
-        if let Some(copy) = self.templates.take(&mut self.means, template)? {
+    pub(super) fn copy(&mut self, template: &Template, program: &Spec) -> Result<Sandbox, SandboxError> {
+        if let Some(copy) = self.templates.take(&mut self.means, template, program)? {
             return Ok(copy);
         }
         let mut sandbox = self.take(NetworkAccess::None, false)?;

@@ -189,6 +189,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
         program: SandboxProgram::Outside(program().to_owned()),
         args: words.iter().map(Into::into).collect(),
         env: vec![("GIVEN".into(), "yes".into())],
+        has_own_variables: false,
         folder: None,
         control: OwnedFd::from(inside),
         log: None,

@@ -83,6 +83,7 @@ impl ImagePythons {
             program: SandboxProgram::Loading { program: PROGRAM.into(), library: self.library()?.to_owned() },
             args: ["-B", "-c", ASK].map(OsString::from).into(),
             env,
+            has_own_variables: false,
             folder: None,
             lent_folders: Vec::new(),
             control: control.into(),

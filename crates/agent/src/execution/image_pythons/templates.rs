@@ -73,6 +73,7 @@ mod tests {
             program: SandboxProgram::Loading { program: "/bin/python3".into(), library: "/library".into() },
             args: Vec::new(),
             env: vec![("PATH".into(), "/bin".into())],
+            has_own_variables: false,
             folder: None,
             lent_folders: Vec::new(),
             control: File::open("/dev/null").unwrap().into(),

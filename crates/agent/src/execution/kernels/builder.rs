@@ -58,6 +58,7 @@ impl BuilderProcess {
             program: SandboxProgram::Outside(program.to_owned()),
             args: vec![kind.name().into(), what],
             env: environment(),
+            has_own_variables: false,
             folder: folder.map(Path::to_owned),
             control: inside.into(),
             log: None,

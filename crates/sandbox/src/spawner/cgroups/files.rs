@@ -14,3 +14,8 @@ pub(super) fn counter(path: &Path, word: &str) -> u64 {
 pub(super) fn core_list(cores: &[u32]) -> String {
     cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
+
+/// Returns the number that is the whole content of a file.
+pub(super) fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Pid;
 
 use super::claim::{SpawnerGroup, remove_left};
-use super::files::{core_list, counter};
+use super::files::{core_list, counter, number};
 use super::share;
 use crate::SandboxLimits;
 use crate::groups::own_place;
@@ -108,6 +108,17 @@ impl GroupV1 {
         self.folder(MEMORY).map_or(0, |folder| counter(&folder.join("memory.oom_control"), "oom_kill "))
     }
 
+    pub(super) fn limits_memory_and_cores(&self) -> bool {
+        [MEMORY, CPUSET].iter().all(|controller| self.folder(controller).is_some())
+    }
+
+    pub(super) fn memory_bytes(&self) -> Option<u64> {
+        let folder = self.folder(MEMORY)?;
+        let counted = |word: &str| counter(&folder.join("memory.stat"), word);
+        let files = counted("total_cache ").saturating_sub(counted("total_shmem "));
+        Some(number(&folder.join("memory.usage_in_bytes"))?.saturating_sub(files))
+    }
+
     fn folder(&self, controller: &str) -> Option<&Path> {
         let mut folders = self.folders.iter();
         folders.find(|(controllers, _)| controllers.contains(&controller)).map(|(_, folder)| folder.as_path())
@@ -150,9 +161,16 @@ fn inherit_cores(parent: &Path, folder: &Path) -> io::Result<()> {
 /// Memory and what could be swapped out together: swap is no way around.
 fn limit_memory(folder: &Path, bytes: u64) -> io::Result<()> {
     let text = bytes.to_string();
-    fs::write(folder.join("memory.limit_in_bytes"), &text)?;
-    match fs::write(folder.join("memory.memsw.limit_in_bytes"), &text) {
+    let limit_both = || match fs::write(folder.join("memory.memsw.limit_in_bytes"), &text) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written,
+    };
+    match fs::write(folder.join("memory.limit_in_bytes"), &text) {
+        // A limit that grows: memory may never have more than both together.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            limit_both()?;
+            fs::write(folder.join("memory.limit_in_bytes"), &text)
+        }
+        written => written.and_then(|()| limit_both()),
     }
 }

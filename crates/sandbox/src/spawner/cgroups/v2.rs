@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, getpid, getppid};
 
 use super::claim::{SpawnerGroup, remove_left};
-use super::files::{core_list, counter};
+use super::files::{core_list, counter, number};
 use super::share;
 use crate::SandboxLimits;
 use crate::groups::{GroupLocation, own_place};
@@ -123,6 +123,17 @@ impl GroupV2 {
 
     pub(super) fn out_of_memory_kills(&self) -> u64 {
         counter(&self.path.join("memory.events"), "oom_kill ")
+    }
+
+    pub(super) fn limits_memory_and_cores(&self) -> bool {
+        // Without memory there is no group of this version.
+        self.controllers.contains(&CPUSET)
+    }
+
+    pub(super) fn memory_bytes(&self) -> Option<u64> {
+        let counted = |word: &str| counter(&self.path.join("memory.stat"), word);
+        let files = counted("file ").saturating_sub(counted("shmem "));
+        Some(number(&self.path.join("memory.current"))?.saturating_sub(files))
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {

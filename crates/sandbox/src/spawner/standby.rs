@@ -1,0 +1,391 @@
+//! Processes on standby for one set of modules: copies of a template without modules, which have imported them and wait.
+//!
+//! A template has one thread and no open files. Modules that need more are imported by each program, or ahead of time by
+//! a process that is forked no more. Such a process is in a sandbox of its own, with all restrictions of a program; it
+//! becomes one program, and no other. It lacks only what depends on that: mounts of its files, limits, and its log.
+//!
+//! Modules see the environment and the number of cores that the program will have. What differs in that gets no process on
+//! standby, nor what needs a filter of system calls, Landlock rules or users of its own ([`StandbyTerms::of`]).
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::RecvFlags;
+
+use super::cgroups::Cgroup;
+use super::means::SpawnMeans;
+use super::root;
+use super::sandbox::Sandbox;
+use crate::inside::{CreationPlan, SandboxReport};
+use crate::{
+    Devices, IsolationKind, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
+    SandboxStatus, Spec, Template,
+};
+
+/// Maximum number of processes of one set of modules.
+const MAX_PROCESSES: usize = 2;
+/// Memory that is free when a process begins to import modules of which none has been on standby, in bytes.
+const LEAST_BYTES: u64 = 64 << 20;
+/// Memory that a waiting process may take beyond what it has when its modules are imported, in bytes.
+const MARGIN_BYTES: u64 = 16 << 20;
+/// Files that modules can write while they are imported, in each of the sandbox's folders, in bytes.
+const FILES_BYTES: u64 = 4 << 20;
+/// Processes and threads while modules are imported.
+const MAX_THREADS: u32 = 512;
+/// Maximum time to import modules.
+const LONGEST_IMPORT: Duration = Duration::from_secs(120);
+/// Time after a failure in which the modules are not imported again.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Properties of a program by which a process on standby can become it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StandbyTerms {
+    env: Vec<(OsString, OsString)>,
+    /// Number of its cores.
+    pub(super) cores: usize,
+}
+
+impl StandbyTerms {
+    /// Returns nothing for a program that always imports by itself.
+    pub(super) fn of(template: &Template, spec: &Spec) -> Option<StandbyTerms> {
+        let cores = spec.limits.distinct_cores().len();
+        // An image brings its own interpreter: a process on standby begins in the common root.
+        let is_python = template.language == Language::Python
+            && template.environment.is_none()
+            && template.image.is_none();
+        let has_plain_walls = spec.network == NetworkAccess::None
+            && spec.devices == Devices::None
+            && spec.lent_folders.is_empty();
+        // Files that were written meanwhile have to fit.
+        let holds_files = spec.limits.scratch_bytes.min(spec.limits.shared_bytes()) >= FILES_BYTES;
+        let can_wait = is_python && has_plain_walls && holds_files && cores > 0 && !spec.has_own_variables;
+        can_wait.then(|| StandbyTerms { env: spec.env.clone(), cores })
+    }
+}
+
+/// Modules, cores and memory of a process that begins to import.
+pub(super) struct StandbyOrder {
+    pub(super) template: Template,
+    pub(super) terms: StandbyTerms,
+    pub(super) cores: Vec<u32>,
+    /// Most memory of the process.
+    pub(super) memory_bytes: u64,
+    /// Size of memory that it sees.
+    pub(super) shown_bytes: u64,
+}
+
+/// The processes of one set of modules. They are dead once this is dropped.
+#[derive(Default)]
+pub(super) struct StandbySet {
+    /// Terms of the latest program, once a process is worthwhile.
+    pub(super) terms: Option<StandbyTerms>,
+    processes: Vec<StandbyProcess>,
+    failed: Option<Instant>,
+    /// Memory of the latest process when its modules were imported.
+    known_bytes: Option<u64>,
+}
+
+struct StandbyProcess {
+    sandbox: Sandbox,
+    terms: StandbyTerms,
+    cores: Vec<u32>,
+    begun: Instant,
+    has_imported: bool,
+    /// Most memory of the process.
+    memory_bytes: u64,
+}
+
+impl StandbySet {
+    /// Whether there are processes.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.processes.is_empty()
+    }
+
+    /// Number of processes that wait, and of those that import.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let waiting = self.processes.iter().filter(|process| process.has_imported).count();
+        (waiting, self.processes.len() - waiting)
+    }
+
+    /// Memory that its processes may take, in bytes.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.processes.iter().map(|process| process.memory_bytes).sum()
+    }
+
+    /// Memory that its processes take, in bytes.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.processes.iter().filter_map(StandbyProcess::used_bytes).sum()
+    }
+
+    /// Free memory with which another process can be tried, in bytes.
+    pub(super) fn needed_bytes(&self) -> u64 {
+        self.known_bytes.map_or(LEAST_BYTES, |bytes| bytes.saturating_add(MARGIN_BYTES))
+    }
+
+    /// The number of cores for another process, if there should be one.
+    pub(super) fn wanted_cores(&self, now: Instant) -> Option<usize> {
+        let is_resting = self.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
+        let terms = self.terms.as_ref().filter(|_| !is_resting && self.processes.len() < MAX_PROCESSES)?;
+        Some(terms.cores)
+    }
+
+    /// Notes which processes have imported their modules, and which have ended.
+    pub(super) fn look(&mut self, now: Instant) {
+        let (mut known_bytes, mut has_failed) = (self.known_bytes, false);
+        self.processes.retain_mut(|process| match process.look(now) {
+            Ok(None) => true,
+            Ok(Some(bytes)) => {
+                known_bytes = Some(bytes);
+                true
+            }
+            Err(why) => {
+                eprintln!("sublet-spawner: a process on standby has {why}");
+                has_failed = true;
+                false
+            }
+        });
+        self.known_bytes = known_bytes;
+        if has_failed {
+            self.failed = Some(now);
+        }
+    }
+
+    /// Moves processes that import to these cores, or ends them if the cores are too few.
+    pub(super) fn use_cores(&mut self, idle: &[u32]) {
+        self.processes.retain_mut(|process| process.has_imported || process.moves_to(idle));
+    }
+
+    /// Begins another process in the first process of a sandbox that waits for its plan.
+    pub(super) fn begin(
+        &mut self,
+        means: &mut SpawnMeans,
+        sandbox: Sandbox,
+        order: StandbyOrder,
+    ) -> Result<(), SandboxError> {
+        debug_assert!(self.processes.len() < MAX_PROCESSES, "{} processes", self.processes.len());
+        self.processes.push(StandbyProcess::begin(means, sandbox, order)?);
+        Ok(())
+    }
+
+    /// Notes that no process can be made now.
+    pub(super) fn give_up(&mut self, now: Instant) {
+        self.failed = Some(now);
+    }
+
+    /// Ends all processes. Another one is made only once a program has asked for these modules again.
+    pub(super) fn end(&mut self) {
+        self.processes.clear();
+        self.terms = None;
+    }
+
+    /// Takes a process that can become a program with these limits, which it has from now on.
+    pub(super) fn take(&mut self, terms: &StandbyTerms, limits: &SandboxLimits) -> Option<Sandbox> {
+        let fits = |process: &StandbyProcess| process.fits(terms, limits);
+        let Some(position) = self.processes.iter().position(fits) else {
+            self.make_way(terms);
+            return None;
+        };
+        let mut sandbox = self.processes.remove(position).sandbox;
+        // It may have been killed meanwhile, and a limit may be refused: the program then begins without it.
+        let is_alive = sandbox.state().status == SandboxStatus::Created;
+        (is_alive && sandbox.limit(limits).is_ok()).then_some(sandbox)
+    }
+}
+
+impl StandbySet {
+    /// Ends the oldest process if there are as many as there may be, and all of them are for other programs.
+    fn make_way(&mut self, terms: &StandbyTerms) {
+        if self.processes.len() >= MAX_PROCESSES
+            && self.processes.iter().all(|process| process.terms != *terms)
+        {
+            self.processes.remove(0);
+        }
+    }
+}
+
+impl StandbyProcess {
+    fn begin(
+        means: &mut SpawnMeans,
+        mut sandbox: Sandbox,
+        order: StandbyOrder,
+    ) -> Result<StandbyProcess, SandboxError> {
+        let failed = |error: io::Error| SandboxError::system("putting a process on standby", error);
+        let StandbyOrder { template, terms, cores, memory_bytes, shown_bytes } = order;
+        if !sandbox.cgroup().is_some_and(Cgroup::limits_memory_and_cores) {
+            return Err(failed(io::Error::other("no control group limits its memory and its cores")));
+        }
+        let limits = limits(&cores, memory_bytes, shown_bytes);
+        let own = means.root.own()?;
+        let view = own.views.of(&limits.distinct_cores(), limits.shown()).map_err(failed)?;
+        let mut mounts = Vec::new();
+        root::show_view(&mut mounts, &view).map_err(failed)?;
+        sandbox.set_standby();
+        sandbox.keep(view);
+        sandbox.limit(&limits).map_err(failed)?;
+        let env = terms.env.clone();
+        let spec = spec(template, env, limits).map_err(failed)?;
+        // The sandbox gets its id with its program.
+        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (Vec::new(), Vec::new()), &own.kept);
+        plan.and_then(|plan| plan.on_standby().send(sandbox.link())).map_err(failed)?;
+        let begun = Instant::now();
+        Ok(StandbyProcess { sandbox, terms, cores, begun, has_imported: false, memory_bytes })
+    }
+
+    /// Notes that the modules are imported, and returns the memory that this has taken. An error says what has become of
+    /// the process.
+    fn look(&mut self, now: Instant) -> Result<Option<u64>, &'static str> {
+        if self.has_imported {
+            let is_alive = self.sandbox.state().status == SandboxStatus::Created;
+            return if is_alive { Ok(None) } else { Err("ended") };
+        }
+        match SandboxReport::receive(self.sandbox.link(), RecvFlags::DONTWAIT) {
+            Ok(Some((SandboxReport::Waiting, _))) => {
+                self.has_imported = true;
+                let used = self.used_bytes().ok_or("no counted memory")?;
+                let kept_bytes = used.saturating_add(MARGIN_BYTES).min(self.memory_bytes);
+                // If the kernel refuses the lower limit, the process keeps the one that it has.
+                if self.sandbox.limit(&limits(&self.cores, kept_bytes, kept_bytes)).is_ok() {
+                    self.memory_bytes = kept_bytes;
+                }
+                Ok(Some(used))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let is_late = now.saturating_duration_since(self.begun) > LONGEST_IMPORT;
+                if is_late { Err("not imported its modules in time") } else { Ok(None) }
+            }
+            _ => Err("failed to import its modules"),
+        }
+    }
+
+    /// Lets it import on cores that are idle. Returns whether there are enough.
+    fn moves_to(&mut self, idle: &[u32]) -> bool {
+        if self.cores.iter().all(|core| idle.contains(core)) {
+            return true;
+        }
+        let Some(cores) = idle.get(..self.cores.len()) else { return false };
+        self.cores = cores.to_vec();
+        self.sandbox.limit(&limits(&self.cores, self.memory_bytes, self.memory_bytes)).is_ok()
+    }
+
+    fn fits(&self, terms: &StandbyTerms, limits: &SandboxLimits) -> bool {
+        let has_space = limits.memory_bytes.is_none_or(|limit| {
+            self.used_bytes().is_some_and(|used| used.saturating_add(MARGIN_BYTES) <= limit)
+        });
+        self.has_imported && self.terms == *terms && has_space
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        self.sandbox.cgroup()?.memory_bytes()
+    }
+}
+
+fn limits(cores: &[u32], memory_bytes: u64, shown_bytes: u64) -> SandboxLimits {
+    SandboxLimits {
+        cores: cores.to_vec(),
+        memory_bytes: Some(memory_bytes),
+        shown_memory_bytes: Some(shown_bytes),
+        processes: Some(MAX_THREADS),
+        scratch_bytes: FILES_BYTES,
+    }
+}
+
+/// The specification of a process that imports the modules of a template, and has no program.
+fn spec(template: Template, env: Vec<(OsString, OsString)>, limits: SandboxLimits) -> io::Result<Spec> {
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    let args = template.imports.iter().map(OsString::from).collect();
+    Ok(Spec {
+        kind: IsolationKind::Template(template),
+        program: SandboxProgram::Inside("/".into()),
+        args,
+        env,
+        has_own_variables: false,
+        folder: None,
+        lent_folders: Vec::new(),
+        control: OwnedFd::from(nothing),
+        log: None,
+        network: NetworkAccess::None,
+        devices: Devices::None,
+        limits,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FolderAccess, LentFolder, TemplateImage};
+
+    fn template() -> Template {
+        Template {
+            language: Language::Python,
+            interpreter: "/usr/bin/python3".into(),
+            adapter: "/adapter.so".into(),
+            imports: vec!["torch".into()],
+            environment: None,
+            search_path: Vec::new(),
+            image: None,
+        }
+    }
+
+    fn program() -> Spec {
+        let limits = SandboxLimits {
+            cores: vec![3, 1, 3],
+            memory_bytes: Some(64 << 20),
+            shown_memory_bytes: None,
+            processes: None,
+            scratch_bytes: FILES_BYTES,
+        };
+        let env = vec![("HOME".into(), "/tmp".into())];
+        Spec { args: vec!["x".into()], ..spec(template(), env, limits).unwrap() }
+    }
+
+    #[test]
+    fn takes_standby_only_where_modules_would_import_the_same() {
+        let terms = StandbyTerms::of(&template(), &program()).unwrap();
+        assert_eq!(terms.cores, 2, "distinct cores");
+        let other_env = Spec { env: Vec::new(), ..program() };
+        assert_ne!(StandbyTerms::of(&template(), &other_env), Some(terms));
+        let node = Template { language: Language::Node, ..template() };
+        assert_eq!(StandbyTerms::of(&node, &program()), None);
+        let in_environment = Template { environment: Some("/e".into()), ..template() };
+        assert_eq!(StandbyTerms::of(&in_environment, &program()), None);
+        let in_image = Template { image: Some(TemplateImage::default()), ..template() };
+        assert_eq!(StandbyTerms::of(&in_image, &program()), None);
+        let folder = LentFolder { name: "data".into(), path: "/data".into(), access: FolderAccess::ReadOnly };
+        let limited = |change: &dyn Fn(&mut SandboxLimits)| {
+            let mut spec = program();
+            change(&mut spec.limits);
+            spec
+        };
+        for (why, spec) in [
+            ("variables", Spec { has_own_variables: true, ..program() }),
+            ("swapping", Spec { devices: Devices::Faults, ..program() }),
+            ("network", Spec { network: NetworkAccess::Host, ..program() }),
+            ("folders", Spec { lent_folders: vec![folder], ..program() }),
+            ("all cores", limited(&|limits| limits.cores.clear())),
+            ("little temporary space", limited(&|limits| limits.scratch_bytes -= 1)),
+            ("little shared memory", limited(&|limits| limits.shown_memory_bytes = Some(FILES_BYTES))),
+        ] {
+            assert_eq!(StandbyTerms::of(&template(), &spec), None, "{why}");
+        }
+    }
+
+    #[test]
+    fn rests_after_failure_and_remembers_needed_memory() {
+        let now = Instant::now();
+        let mut set = StandbySet::default();
+        assert_eq!(set.wanted_cores(now), None, "nothing asks for it");
+        set.terms = StandbyTerms::of(&template(), &program());
+        assert_eq!(set.wanted_cores(now), Some(2));
+        set.give_up(now);
+        assert_eq!(set.wanted_cores(now), None);
+        assert_eq!(set.wanted_cores(now + PAUSE), Some(2));
+        assert_eq!(set.needed_bytes(), LEAST_BYTES);
+        set.known_bytes = Some(1 << 30);
+        assert_eq!(set.needed_bytes(), (1 << 30) + MARGIN_BYTES);
+        set.end();
+        assert_eq!(set.wanted_cores(now + PAUSE), None);
+    }
+}
