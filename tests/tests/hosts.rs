@@ -196,6 +196,7 @@ fn weak_isolation_excludes_what_needs_mounts() {
         (&["--isolation", "weak,process"][..], "no other isolation"),
         (&["--isolation", "weak", "--folder", "data=/usr"], "lends no folders"),
         (&["--isolation", "weak", "--temporary", "1MiB"], "no temporary files"),
+        (&["--isolation", "weak", "--standby", "64MiB"], "no processes on standby"),
         (&["--isolation", "weak", "--devices", "opencl"], "no kernels"),
     ] {
         let output = wrapped("timeout", &["60"], up(folder.path()).args(flags)).output().unwrap();

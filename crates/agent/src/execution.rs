@@ -14,6 +14,7 @@ pub(crate) mod programs;
 pub(crate) mod runtimes;
 pub(crate) mod sandboxes;
 pub(crate) mod shared_work;
+pub(crate) mod standby;
 pub(crate) mod worker;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use logs::Logs;
 use packages::NodePackages;
 use programs::Programs;
 use sandboxes::SandboxMaker;
+use standby::Standby;
 
 /// Everything by which the node executes functions.
 pub(crate) struct ExecutionMeans {
@@ -35,6 +37,8 @@ pub(crate) struct ExecutionMeans {
     pub(crate) programs: Programs,
     /// Maker of the sandboxes of all leases.
     pub(crate) sandboxes: Arc<SandboxMaker>,
+    /// Processes that have imported modules and wait for leases.
+    pub(crate) standby: Standby,
     /// Isolations that the node offers.
     pub(crate) isolations: Isolations,
     /// Whether functions that ask for it may use this machine's network.

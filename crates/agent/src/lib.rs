@@ -72,6 +72,7 @@ use crate::execution::packages::NodePackages;
 use crate::execution::programs::{Programs, find_program};
 use crate::execution::runtimes::Runtimes;
 use crate::execution::sandboxes::SandboxMaker;
+use crate::execution::standby::{self, Standby};
 use crate::leases::journal::AgentJournal;
 use crate::leases::ledger::LeaseLedger;
 use crate::leases::managers::Managers;
@@ -171,6 +172,8 @@ pub struct Agent {
     reporter: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<AgentJournal>>,
     neighbours: Option<JoinHandle<()>>,
+    /// Looks after processes on standby, if the node keeps them.
+    standby: Option<JoinHandle<()>>,
     /// Kept locked until nothing of the agent runs.
     _state: AgentStateFolder,
 }
@@ -200,10 +203,21 @@ impl Agent {
             reporter: None,
             keeper: None,
             neighbours: None,
+            standby: None,
             _state: state,
         };
         let (tell, told) = sync_channel(1);
         agent.neighbours = Some(node.spawn("sublet-shims", |node| node.links.run(&node.stopping))?);
+        if node.execution.standby.is_kept() {
+            let keep = |node: &Arc<Node>| {
+                standby::run(
+                    &node.execution.standby,
+                    (&node.execution.sandboxes, &node.pool),
+                    &node.stopping,
+                );
+            };
+            agent.standby = Some(node.spawn("sublet-standby", keep)?);
+        }
         agent.keeper = Some(node.spawn("sublet-journal", move |node| journal::run(node, journal))?);
         agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &tell))?);
         told.recv().map_err(|_| Error::new(Code::Internal, "the reporter has failed"))??;
@@ -245,6 +259,7 @@ impl Drop for Agent {
             join(Some(acceptor));
         }
         join(self.neighbours.take());
+        join(self.standby.take());
         self.node.leases.ledger.finish();
         join(self.reporter.take());
         if let Some(mut journal) = join(self.keeper.take()) {
@@ -266,6 +281,7 @@ fn open_node(
     let cores = capacity::cores(options.cores, options.shared)?;
     let shared_places = options.shared.map_or(0, |shared| shared.places);
     let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
+    let memory_bytes = capacity::without_standby(memory_bytes, options.warm.standby_bytes)?;
     let open =
         |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
     let (listener_state, port) = options.network.as_ref().map(open).transpose()?.unzip();
@@ -273,9 +289,10 @@ fn open_node(
     let spawner = find_program("spawner", &options.spawner)?;
     let managers = Arc::new(Managers::new(options.access.clone()));
     let (execution, looking) = open_execution(options, (worker, &spawner), state, (&cores, &managers))?;
+    check_standby(&options.warm, &spawner, state)?;
     let network = listener_state.as_ref().map(|listener_state| listener_state.described.clone());
     let description = NodeDescription {
-        no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
+        no_core_shares: !cores.shared.is_empty() && !has_controller("cpu", &spawner, state)?,
         device_units: looking.found(),
         ..describe(options, (&cores, memory_bytes), network, &execution)?
     };
@@ -328,6 +345,7 @@ fn open_execution(
     let execution = ExecutionMeans {
         programs: Programs::beside(worker),
         sandboxes,
+        standby: Standby::new(options.warm.standby_bytes)?,
         isolations,
         lends_network: options.lend_network,
         folders: LentFolders::open(&options.folders, &state.path)?,
@@ -428,18 +446,41 @@ fn check_weak(options: &AgentOptions, isolations: &Isolations) -> Result<(), Err
             "executes no kernels on devices"
         }
         AgentOptions { temporary_bytes: Some(_), .. } => "has no temporary files",
+        AgentOptions { warm: WarmInterpreters { standby_bytes: 1.., .. }, .. } => {
+            "keeps no processes on standby"
+        }
         _ => return Ok(()),
     };
     let message = format!("a node with the isolation weak {what}: leave the option out");
     Err(Error::new(Code::InvalidArgument, message))
 }
 
-/// Whether leases on a shared core have shares of it, by control groups.
-fn has_core_shares(spawner: &Path, state: &AgentStateFolder) -> Result<bool, Error> {
+/// Refuses memory for processes on standby that there can never be.
+fn check_standby(warm: &WarmInterpreters, spawner: &Path, state: &AgentStateFolder) -> Result<(), Error> {
+    if warm.standby_bytes == 0 {
+        return Ok(());
+    }
+    if warm.python == Python::None {
+        let message = "processes on standby have imported modules of Python, which this node does not execute: set a Python, \
+                       or no memory for standby";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    for controller in ["memory", "cpuset"] {
+        if !has_controller(controller, spawner, state)? {
+            let message = format!(
+                "processes on standby need control groups with the controller {controller}, which this agent cannot use: \
+                 start it as root or with delegated control groups, or set no memory for standby"
+            );
+            return Err(Error::new(Code::InsufficientResources, message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether control groups with this controller limit sandboxes. By that of `cpu`, leases on a shared core have shares of it.
+fn has_controller(name: &str, spawner: &Path, state: &AgentStateFolder) -> Result<bool, Error> {
     let found = sublet_sandbox::strengths(spawner, &state.path.join(ROOT))?;
-    Ok(found
-        .iter()
-        .any(|finding| finding.wall == "cpu" && finding.strength == sublet_sandbox::Strength::Full))
+    Ok(found.iter().any(|finding| finding.wall == name && finding.strength == sublet_sandbox::Strength::Full))
 }
 
 /// The ids of its processing units.

@@ -279,6 +279,13 @@ impl Core {
         self.nodes.note_connected(node, connected);
     }
 
+    /// Notes the processes that wait on standby on a node, only for display.
+    pub fn note_standby(&mut self, node: NodeKey, standby: Vec<v1::StandbyProcesses>) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.standby = standby;
+        }
+    }
+
     /// A node as users see it.
     pub fn info(&self, node: &ManagedNode) -> v1::NodeInfo {
         v1::NodeInfo { units: self.nodes.units(node), ..node.info() }

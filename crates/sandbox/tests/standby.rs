@@ -383,12 +383,12 @@ fn module_that_fails_is_not_imported_again_and_again() {
 
 #[test]
 fn waiting_processes_stay_within_their_memory() {
+    const BOUND: u64 = 100 * MIB;
     if !can_stand_by() {
         return;
     }
     let large = format!("{THREADED}\nheld = bytearray(b'x') * (48 << 20)\n");
     let fixture = StandbyFixture::open(&[("large", &large), ("threaded", THREADED)]);
-    const BOUND: u64 = 100 * MIB;
     let begun = Instant::now();
     // Programs ask for both kinds in turn; all processes together have their memory within the bound at any time.
     let mut kinds = std::collections::BTreeSet::new();

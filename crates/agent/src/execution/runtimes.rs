@@ -31,6 +31,9 @@ pub struct WarmInterpreters {
     pub node: Option<PathBuf>,
     /// The folder of modules that programs of the Node.js find, wherever they are.
     pub node_modules: Option<PathBuf>,
+    /// Memory for processes of the Python that have imported modules which no template can have, in bytes; 0 for none. The
+    /// node does not lend it.
+    pub standby_bytes: u64,
 }
 
 /// Choice of the Python to keep warm.

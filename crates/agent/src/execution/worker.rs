@@ -155,6 +155,11 @@ impl WorkerProcess {
         }
     }
 
+    /// Whether it had imported its modules before the lease began.
+    pub(crate) fn was_on_standby(&self) -> bool {
+        self.sandbox.is_standby
+    }
+
     /// A descriptor that is readable once the process has ended.
     pub(crate) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.sandbox.ended.as_fd())

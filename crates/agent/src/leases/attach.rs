@@ -151,6 +151,7 @@ fn hold(
     let wanted =
         ResourceRequest { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
+    node.execution.standby.cores_are_taken();
     let usage = UsageLayout::new(lease.cores, lease.functions);
     let meter = Arc::new(LeaseMeter::open(usage, node.calibration)?);
     let inbox = match lease.is_segment() {

@@ -164,7 +164,9 @@ impl LeaseReporter<'_> {
         let asked = ledger.now();
         let cache = Some(self.node.execution.cache.usage());
         let connected = Some(ConnectedNodes { nodes: self.node.links.shim.connected() });
-        let report = NodeReport { neighbours: neighbours.version(), cache, connected, ..ledger.report() };
+        let standby = self.node.execution.standby.kept();
+        let report =
+            NodeReport { neighbours: neighbours.version(), cache, connected, standby, ..ledger.report() };
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };
         let now = Instant::now();

@@ -47,6 +47,8 @@ pub(crate) struct LeaseMeter {
 struct SandboxCounters {
     memory: Gauge,
     compute: ComputeGauge,
+    /// Processor time of the sandbox before it was the lease's, in nanoseconds.
+    before_ns: u64,
 }
 
 /// Memory that the worker processes have used.
@@ -129,9 +131,19 @@ impl LeaseMeter {
 
     /// Begins to sample memory and processor time of this process. Before, the lease had no process.
     pub(crate) fn watch(&self, pid: u32) {
+        self.watch_counters(SandboxCounters::of(pid));
+    }
+
+    /// Begins to sample like [`LeaseMeter::watch`] a process that was on standby: its processor time until now is not the
+    /// lease's.
+    pub(crate) fn watch_standby(&self, pid: u32) {
+        self.watch_counters(SandboxCounters::of(pid).map(SandboxCounters::from_now_on));
+    }
+
+    fn watch_counters(&self, counters: Option<SandboxCounters>) {
         self.look();
         lock(&self.compute).begin();
-        *lock(&self.watched) = SandboxCounters::of(pid);
+        *lock(&self.watched) = counters;
     }
 
     /// The worker process that runs now imports these modules by itself, as the node cannot keep them warm.
@@ -142,11 +154,11 @@ impl LeaseMeter {
     /// Samples processor time and memory. Returns the memory in use, in bytes.
     pub(crate) fn look(&self) -> u64 {
         let mut watched = lock(&self.watched);
-        let SandboxCounters { memory, compute } = match watched.as_mut() {
+        let SandboxCounters { memory, compute, before_ns } = match watched.as_mut() {
             Some(watched) => watched,
             None => return lock(&self.memory).note(monotonic_ns(), NOTHING),
         };
-        lock(&self.compute).note(compute.read().unwrap_or(0));
+        lock(&self.compute).note(compute.read().unwrap_or(0).saturating_sub(*before_ns));
         lock(&self.memory).note(monotonic_ns(), memory.read().unwrap_or(NOTHING))
     }
 
@@ -310,7 +322,12 @@ impl UsageTotals {
 
 impl SandboxCounters {
     fn of(pid: u32) -> Option<SandboxCounters> {
-        Some(SandboxCounters { memory: Gauge::of(pid)?, compute: ComputeGauge::of(pid)? })
+        Some(SandboxCounters { memory: Gauge::of(pid)?, compute: ComputeGauge::of(pid)?, before_ns: 0 })
+    }
+
+    /// Leaves out the processor time until now.
+    fn from_now_on(self) -> SandboxCounters {
+        SandboxCounters { before_ns: self.compute.read().unwrap_or(0), ..self }
     }
 }
 

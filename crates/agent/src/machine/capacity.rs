@@ -126,6 +126,34 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Result<u64, Error> {
     }
 }
 
+/// Least memory for processes on standby, in bytes: an interpreter with large modules.
+const MIN_STANDBY_BYTES: u64 = 64 << 20;
+
+/// What is left to lend of this much memory when processes on standby may take `standby_bytes` of it.
+pub(crate) fn without_standby(memory_bytes: u64, standby_bytes: u64) -> Result<u64, Error> {
+    if standby_bytes == 0 {
+        return Ok(memory_bytes);
+    }
+    let left = memory_bytes.checked_sub(standby_bytes).filter(|&left| left >= MIN_MEMORY_BYTES);
+    match left {
+        Some(left) if standby_bytes >= MIN_STANDBY_BYTES => Ok(left),
+        Some(_) => {
+            let message = format!(
+                "cannot keep processes on standby with {standby_bytes} bytes of memory: use at least \
+                 {MIN_STANDBY_BYTES} bytes (64MiB), or 0 for none"
+            );
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+        None => {
+            let message = format!(
+                "cannot keep processes on standby with {standby_bytes} of the {memory_bytes} bytes of memory: at least \
+                 {MIN_MEMORY_BYTES} bytes must be left to lend"
+            );
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+    }
+}
+
 /// Checks that this much memory can be allocated now without the kernel killing a process for lack of memory: lent
 /// memory was free when the agent started, and other programs may use it meanwhile.
 pub(crate) fn check_available(len_bytes: u64) -> Result<(), Error> {

@@ -78,6 +78,11 @@ impl ResourcePool {
         ResourcePool(Arc::new(Mutex::new(resources)))
     }
 
+    /// Exclusive cores that no lease has, those first that are lent last.
+    pub(crate) fn idle_cores(&self) -> Vec<u32> {
+        lock(&self.0).cores.iter().copied().collect()
+    }
+
     /// Reserves all requested resources, or none.
     pub(crate) fn reserve(&self, wanted: &ResourceRequest) -> Result<ResourceReservation, Error> {
         let mut resources = lock(&self.0);
@@ -169,7 +174,9 @@ mod tests {
         assert_eq!(first.cores, [5, 2]);
         let second = reserve(&pool, 1, 10).unwrap();
         assert_eq!(second.cores, [1]);
+        assert_eq!(pool.idle_cores(), [0]);
         drop(first);
+        assert_eq!(pool.idle_cores(), [0, 2, 5]);
         assert_eq!(reserve(&pool, 3, 90).unwrap().cores, [5, 2, 0]);
     }
 

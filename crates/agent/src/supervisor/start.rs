@@ -166,7 +166,10 @@ impl Supervisor<'_> {
     fn start_worker(&mut self, runnable: Runnable, requested_ns: u64) -> Outcome {
         let (worker, started, control) = WorkerProcess::start(self.node, &self.held, runnable, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
-        self.held.meter.watch(started.pid);
+        match worker.was_on_standby() {
+            true => self.held.meter.watch_standby(started.pid),
+            false => self.held.meter.watch(started.pid),
+        }
         self.held.meter.note_cold_imports(started.cold_imports.clone());
         if let Some(one_shot_program) = &mut self.held.one_shot_program {
             one_shot_program.program = None;

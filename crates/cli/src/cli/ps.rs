@@ -13,7 +13,7 @@ use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
 use super::view::{
     CacheView, ColdImportsView, EnvironmentView, LeaseView, ManagerView, NetworkView, NodeView, PackageView,
-    WEAK_ISOLATION,
+    StandbyView, WEAK_ISOLATION,
 };
 
 const EXAMPLES: &str = "\
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 
 fn text(everything: &Everything, now_ms: u64) -> String {
     let Everything { nodes, leases, packages, environments, managers } = everything;
-    let notes_on_nodes = missing_shares(nodes) + &weak_isolation(nodes);
+    let notes_on_nodes = missing_shares(nodes) + &weak_isolation(nodes) + &on_standby(nodes);
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
     let notes = cold_imports(leases);
     let lease_rows: Vec<_> = leases.iter().map(|lease| lease_row(lease, environments, now_ms)).collect();
@@ -136,6 +136,19 @@ fn weak_isolation(nodes: &[NodeView]) -> String {
     weak.map(|node| format!("{}\n", printable_line(&format!("{}: {WEAK_ISOLATION}", node.name)))).collect()
 }
 
+/// Returns a line for each set of modules with which processes of a node wait.
+fn on_standby(nodes: &[NodeView]) -> String {
+    let kept = nodes.iter().flat_map(|node| node.standby.iter().map(move |standby| (&node.name, standby)));
+    let lines = kept.map(|(node, StandbyView { modules, waiting, importing, memory_bytes })| {
+        let plural = if *waiting == 1 { "process waits" } else { "processes wait" };
+        let more = if *importing > 0 { format!(", {importing} more in preparation") } else { String::new() };
+        let bytes = show_bytes(*memory_bytes);
+        let line = format!("{node}: {waiting} {plural} for leases with {modules} imported{more} ({bytes})");
+        format!("{}\n", printable_line(&line))
+    });
+    lines.collect()
+}
+
 /// Returns a line for each module that a node cannot keep warm for the leases.
 fn cold_imports(leases: &[LeaseView]) -> String {
     let cold = leases.iter().filter_map(|lease| Some((&lease.node, lease.cold_imports.as_ref()?)));
@@ -151,7 +164,7 @@ fn cold_imports(leases: &[LeaseView]) -> String {
 
 fn nodes_text(NodesOutput { nodes }: &NodesOutput) -> String {
     let rows: Vec<_> = nodes.iter().map(reach_row).collect();
-    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT", "VERSION"], &rows)
+    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT", "VERSION"], &rows) + &on_standby(nodes)
 }
 
 /// Returns the version of a node's agent.
@@ -271,6 +284,26 @@ mod tests {
     use sublet_proto::v1;
 
     use super::*;
+
+    #[test]
+    fn shows_processes_on_standby_with_their_memory() {
+        let of = |modules: &str, waiting, importing, memory_bytes| v1::StandbyProcesses {
+            modules: modules.to_owned(),
+            waiting,
+            importing,
+            memory_bytes,
+        };
+        let node = NodeView::from(v1::NodeInfo {
+            description: Some(v1::NodeDescription { name: "n".to_owned(), ..Default::default() }),
+            standby: vec![of("torch", 2, 0, 3 << 20), of("polars\n", 1, 1, 1 << 20)],
+            ..Default::default()
+        });
+        assert_eq!(
+            on_standby(&[node]),
+            "n: 2 processes wait for leases with torch imported (3 MiB)\n\
+             n: 1 process waits for leases with polars\\x0a imported, 1 more in preparation (1 MiB)\n"
+        );
+    }
 
     #[test]
     fn shows_each_cold_import_once_in_one_line() {

@@ -119,6 +119,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", value_parser = parse::absolute)]
     python_path: Vec<PathBuf>,
 
+    /// Memory for processes of that Python that have imported modules which start threads, and wait for a lease, as 2GiB; it
+    /// is not lent [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    standby: Option<u64>,
+
     /// Node.js for functions in JavaScript, by name or path, kept warm for sandboxes [default: none]
     #[arg(long, value_name = "PROGRAM")]
     node: Option<PathBuf>,
@@ -289,6 +294,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
             python_path: arguments.python_path,
             node: arguments.node,
             node_modules: arguments.node_modules,
+            standby_bytes: arguments.standby.unwrap_or(0),
         },
         cache_bytes: arguments.cache,
         registries: arguments.registries,

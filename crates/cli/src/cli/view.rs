@@ -5,7 +5,7 @@ use sublet_proto::Code;
 use sublet_proto::isolation::Isolation;
 use sublet_proto::v1::{
     BillBy, BillLine, CacheUse, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork,
-    NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, Usage,
+    NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, StandbyProcesses, Usage,
 };
 
 use super::package::right::Right;
@@ -49,6 +49,8 @@ pub(crate) struct NodeView {
     pub(crate) last_report_unix_ms: u64,
     /// Cache of packages and images, if the node has reported it.
     pub(crate) cache: Option<CacheView>,
+    /// Processes that have imported modules and wait for a lease.
+    pub(crate) standby: Vec<StandbyView>,
 }
 
 /// Cache of packages and images on a node's disk.
@@ -70,6 +72,26 @@ impl From<CacheUse> for CacheView {
         let CacheUse { used_bytes, limit_bytes, files, limit_files, entries, entries_in_use, evicted } =
             cache;
         CacheView { used_bytes, limit_bytes, files, limit_files, entries, entries_in_use, evicted }
+    }
+}
+
+/// Processes of a node on standby with the same modules.
+#[derive(Debug, Serialize)]
+pub(crate) struct StandbyView {
+    /// Names of the modules, separated by commas.
+    pub(crate) modules: String,
+    /// Number of processes that wait for a lease.
+    pub(crate) waiting: u32,
+    /// Number of processes that still import.
+    pub(crate) importing: u32,
+    /// Memory of all of them, which the node does not lend.
+    pub(crate) memory_bytes: u64,
+}
+
+impl From<StandbyProcesses> for StandbyView {
+    fn from(standby: StandbyProcesses) -> StandbyView {
+        let StandbyProcesses { modules, waiting, importing, memory_bytes } = standby;
+        StandbyView { modules, waiting, importing, memory_bytes }
     }
 }
 
@@ -119,6 +141,7 @@ impl From<NodeInfo> for NodeView {
             memory_leased_bytes: node.memory_leased_bytes,
             last_report_unix_ms: node.last_report_unix_ms,
             cache: node.cache.map(CacheView::from),
+            standby: node.standby.into_iter().map(StandbyView::from).collect(),
         }
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
             python_path: settings.list("python_path", absolute)?,
             node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
             node_modules: settings.value("node_modules", node_modules)?,
+            standby_bytes: settings.value("standby", size)?.unwrap_or(0),
         },
         cache_bytes: settings.value("cache", size)?,
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
@@ -87,6 +88,7 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.value("memory", size)?;
     settings.value("cache", size)?;
     settings.value("temporary", size)?;
+    settings.value("standby", size)?;
     folders(settings)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;

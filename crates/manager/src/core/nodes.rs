@@ -97,6 +97,8 @@ pub struct ManagedNode {
     pub(super) cache: Option<v1::CacheUse>,
     /// Neighbours to which its agent is connected, by its latest report since its registration.
     pub(super) connected: Option<v1::ConnectedNodes>,
+    /// Its processes that wait on standby, by its latest report.
+    pub(super) standby: Vec<v1::StandbyProcesses>,
 }
 
 impl ManagedNode {
@@ -171,6 +173,7 @@ impl ManagedNode {
             units: Vec::new(),
             cache: self.cache,
             connected: self.connected.clone().filter(|_| !self.is_lost()),
+            standby: self.standby.clone(),
         }
     }
 
@@ -353,6 +356,7 @@ impl Nodes {
             links: NodeLinks::default(),
             cache: None,
             connected: None,
+            standby: Vec::new(),
         };
         #[expect(clippy::cast_possible_truncation, reason = "there are `MAX_NODES` at most")]
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);

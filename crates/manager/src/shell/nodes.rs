@@ -26,6 +26,8 @@ use crate::tokens::TokenId;
 const MAX_RUNNING: usize = 65_536;
 /// Longest reason for a lease's end that is kept, in characters.
 const MAX_REASON_CHARS: usize = 512;
+/// Maximum number of sets of modules on standby that a node reports.
+const MAX_STANDBY: usize = 64;
 /// Time for which an agent waits for a token to be verified.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
@@ -177,6 +179,7 @@ impl Shell {
         let NodeReport { node, leases, registration, sequence, clock_unix_ms: clock_ms, answered, .. } =
             report;
         let (neighbours, cache, connected) = (report.neighbours, report.cache, report.connected);
+        let standby = report.standby.into_iter().take(MAX_STANDBY).map(standby_report).collect();
         let leases = leases.into_iter().map(lease_report).collect::<Result<_, _>>()?;
         let again = || {
             let message =
@@ -194,6 +197,7 @@ impl Shell {
         };
         state.core.note_cache(node, cache);
         state.core.note_connected(node, connected);
+        state.core.note_standby(node, standby);
         self.reports_by(&mut state, node, place);
         drop(state);
         let order = |(lease, error): (LeaseId, Error)| EndOrder {
@@ -310,6 +314,10 @@ fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
         cold_imports,
         ended: is_over.then(|| ReportedEnd { code: end_code, reason: shortened(&end_reason) }),
     })
+}
+
+fn standby_report(standby: v1::StandbyProcesses) -> v1::StandbyProcesses {
+    v1::StandbyProcesses { modules: standby.modules.chars().take(MAX_REASON_CHARS).collect(), ..standby }
 }
 
 fn invalid(message: String) -> Error {

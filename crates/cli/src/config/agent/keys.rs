@@ -307,6 +307,17 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "standby",
+            kind: ValueKind::Size,
+            environment: "SUBLET_STANDBY",
+            flag: "standby",
+            value: "SIZE",
+            help: "Memory for processes of that Python that have imported modules which start threads, and wait for a lease; it \
+                   is not lent; at least 64MiB",
+            otherwise: Otherwise::Means("none"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "node",
             kind: ValueKind::Text,
             environment: "SUBLET_NODE",
