@@ -8,7 +8,8 @@
 //! client.rs    who asks, holds and lets go                        network.rs   what becomes of messages
 //! truth.rs     what is the case, and the invariants               fairness.rs  those of the queue
 //! scene.rs     what all models share                              sabotage.rs  what the invariants must find
-//! queue.rs     events by their time                               random.rs, slab.rs, clock.rs, trace.rs
+//! isolation.rs what operators allow and clients demand            random.rs, slab.rs, clock.rs, trace.rs
+//! queue.rs     events by their time
 //! ```
 //!
 //! A run is a function of its [`SimOptions`]. It ends with the first violation of an [`Invariant`], which names the event
@@ -18,6 +19,7 @@ mod agent;
 mod client;
 mod clock;
 mod fairness;
+mod isolation;
 mod manager;
 mod network;
 mod plan;

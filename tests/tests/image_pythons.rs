@@ -390,9 +390,12 @@ fn an_image_is_asked_in_the_demanded_isolation() {
     // The runtime is at fault, and not the image.
     let by_default = platform.invoker().allocate(&allocation);
     assert_fails(by_default, Code::System, &["the Python of the image", "cannot be started"]);
-    let client = platform.client_with(&allocation.isolation("container"));
+    let client = platform.client_with(&allocation.clone().isolation("container"));
     assert_eq!(call(&client, "only_here", ""), "of the image");
     assert_eq!(client.isolation().as_deref(), Some("container"));
+    // The answer in a container is not taken for one in another isolation.
+    let by_default = platform.invoker().allocate(&allocation);
+    assert_fails(by_default, Code::System, &["the Python of the image", "cannot be started"]);
 }
 
 /// Manifest entries of a package for the image's Python with these modules.

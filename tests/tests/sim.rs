@@ -47,6 +47,7 @@ fn what_is_made_wrong_on_purpose_is_found() {
         Sabotage::HoldBack => NobodyStarves,
         Sabotage::HideFound => LeasesCountOnce,
         Sabotage::Unnumbered => NothingEndsWithoutCause,
+        Sabotage::AllowAll => IsolationsAreAllowed,
     };
     for &sabotage in Sabotage::ALL {
         // An assertion of the manager may end a run before the check that is tried here.

@@ -11,9 +11,10 @@ use prost::Message as _;
 use sublet_agent::book::{BookedEnd, Exchange, LeaseBook, MeasuredUsage};
 use sublet_manager::core::{LeaseId, NodeCapacity};
 use sublet_proto::v1::{self, NodeState, Usage};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 
 use super::clock::SimClock;
+use super::isolation;
 use super::manager::{ARCHITECTURE, lease_id, node_name};
 use super::network::LinkEnd;
 use super::sabotage::Sabotage;
@@ -499,6 +500,8 @@ fn description(agent: u32, capacity: NodeCapacity) -> v1::NodeDescription {
         memory_bytes: capacity.memory_bytes,
         shared_cores: capacity.places / 2,
         shared_places: capacity.places,
+        isolations: isolation::allowed(agent).iter().map(|isolation| isolation.name().to_owned()).collect(),
+        messages: version::MESSAGES,
         ..v1::NodeDescription::default()
     }
 }

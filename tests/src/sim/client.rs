@@ -5,6 +5,7 @@ use sublet_manager::core::{LeaseId, LeaseTerms, RequestId};
 use sublet_proto::Code;
 use sublet_proto::v1::{LeaseRequest, Ticket};
 
+use super::isolation;
 use super::manager::{agent_of, lease_id};
 use super::network::LinkEnd;
 use super::random::Random;
@@ -132,7 +133,8 @@ impl SimClient {
             draw if draw < 100_000 => Token::New,
             _ => Token::Known,
         };
-        let ask = LeaseAsk { request, tenant: self.tenant, terms: terms(manners, random), wait_ms, token };
+        let (tenant, terms, isolation) = (self.tenant, terms(manners, random), isolation::demanded(request));
+        let ask = LeaseAsk { request, tenant, terms, isolation, wait_ms, token };
         let manager = random.below(manners.managers.into()) as u8;
         self.ask(Box::new(ask), manager, 1, scene);
     }

@@ -12,9 +12,11 @@ use sublet_manager::core::{
     Refusals, Renewal, ReportedEnd, RequestId, TenantKey, TokenStatus,
 };
 use sublet_manager::peers::PeerTable;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{
-    self, Holding, LeaseState, NodeGeneration, PackageBuild, PackageInfo, PeerRecord, Quota, TenantUse, Usage,
+    self, Holding, LeaseState, Needs, NodeGeneration, PackageBuild, PackageInfo, PeerRecord, Quota,
+    TenantUse, Usage,
 };
 use sublet_proto::{Code, Error};
 
@@ -120,6 +122,7 @@ pub struct SimManager {
 #[derive(Debug)]
 struct PendingRequests {
     tenant: u32,
+    isolation: Option<Isolation>,
     calls: Vec<SimCall>,
     answer_by_us: u64,
 }
@@ -290,17 +293,18 @@ impl SimManager {
         background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
-        let LeaseAsk { request: id, tenant, terms, wait_ms, token } = ask;
+        let LeaseAsk { request: id, tenant, terms, isolation, wait_ms, token } = ask;
         let standing = if token == Token::Known { TokenStatus::Verified } else { TokenStatus::Provisional };
         if standing == TokenStatus::Provisional {
             self.verify(id, tenant, token == Token::New, background_tasks, scene);
         }
         let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
-        let pending =
-            self.pending.entry(id).or_insert(PendingRequests { tenant, calls: Vec::new(), answer_by_us });
+        let pending = PendingRequests { tenant, isolation, calls: Vec::new(), answer_by_us };
+        let pending = self.pending.entry(id).or_insert(pending);
         pending.calls.push(call);
         let (tenant_key, package) = (self.tenants[tenant as usize], self.package.clone());
         let pu = String::new();
+        let isolation = isolation.map_or_else(String::new, |isolation| isolation.name().to_owned());
         let request = ClientRequest {
             id,
             tenant: tenant_key,
@@ -309,7 +313,7 @@ impl SimManager {
             package,
             terms,
             locality: Locality::default(),
-            needs: Arc::default(),
+            needs: Arc::new(Needs { isolation, ..Needs::default() }),
             wait_ms,
             refusals: Refusals::default(),
         };
@@ -596,11 +600,13 @@ impl SimManager {
         background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
-        let tenant = self.pending.get(&request).map(|pending| pending.tenant);
+        let pending = self.pending.get(&request);
+        let (tenant, isolation) =
+            (pending.map(|pending| pending.tenant), pending.and_then(|pending| pending.isolation));
         let tickets: Vec<v1::Ticket> = leases.iter().filter_map(|&lease| self.ticket(lease)).collect();
         for (&id, ticket) in leases.iter().zip(&tickets) {
             if let Some(tenant) = tenant.filter(|_| !scene.truth.knows(id)) {
-                self.tell_granted(id, tenant, ticket, scene);
+                self.tell_granted(id, (tenant, isolation), ticket, scene);
             }
         }
         self.note_held_back(scene);
@@ -616,7 +622,13 @@ impl SimManager {
         }
     }
 
-    fn tell_granted(&self, id: LeaseId, tenant: u32, ticket: &v1::Ticket, scene: &mut Scene) {
+    fn tell_granted(
+        &self,
+        id: LeaseId,
+        (tenant, isolation): (u32, Option<Isolation>),
+        ticket: &v1::Ticket,
+        scene: &mut Scene,
+    ) {
         let Some(lease) = self.core.lease(id) else { return };
         let Some(agent) = self.core.node(lease.node).map(|node| agent_of(&node.name)) else { return };
         let granted = GrantedTruth {
@@ -629,6 +641,8 @@ impl SimManager {
             timeout_ms: lease.expires_ms.saturating_sub(lease.granted_ms),
         };
         scene.truth.grant(scene.now_us, granted);
+        let needs = ticket.lease.as_ref().and_then(|lease| lease.needs.as_ref());
+        scene.truth.isolate(id, isolation, needs.map_or("", |needs| needs.isolation.as_str()));
     }
 
     fn renewed(&mut self, id: LeaseId, scene: &mut Scene) -> Option<v1::Ticket> {

@@ -1,6 +1,7 @@
 //! Faults made on purpose, between the models and never in what they test: each breaks one invariant, and a run that
 //! does not find it is worth nothing.
 
+use sublet_proto::isolation::Isolation;
 use sublet_proto::v1::{LeaseState, NodeReport, PeerRecord, Registration};
 
 /// Errors that can be introduced on purpose.
@@ -32,6 +33,8 @@ pub enum Sabotage {
     HideFound,
     /// Registrations do not say which of them is the later.
     Unnumbered,
+    /// Registrations say that operators allow every isolation.
+    AllowAll,
 }
 
 impl Sabotage {
@@ -50,6 +53,7 @@ impl Sabotage {
         Sabotage::HoldBack,
         Sabotage::HideFound,
         Sabotage::Unnumbered,
+        Sabotage::AllowAll,
     ];
 
     /// How many managers it takes.
@@ -68,6 +72,9 @@ impl Sabotage {
     pub(super) fn spoil_registration(self, registration: &mut Registration) {
         if self == Sabotage::Unnumbered {
             registration.generation = 0;
+        }
+        if let (Sabotage::AllowAll, Some(node)) = (self, &mut registration.node) {
+            node.isolations = Isolation::ALL.map(|isolation| isolation.name().to_owned()).to_vec();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use sublet_manager::core::{LeaseId, LeaseTerms, RequestId};
 use sublet_proto::Error;
+use sublet_proto::isolation::Isolation;
 use sublet_proto::v1;
 
 use super::network::{CLIENT_HOSTS, LinkEnd, MessageFate, SimNetwork};
@@ -157,6 +158,8 @@ pub struct LeaseAsk {
     pub tenant: u32,
     /// Terms of the requested lease.
     pub terms: LeaseTerms,
+    /// Isolation that it demands, if any.
+    pub isolation: Option<Isolation>,
     /// How long it may wait.
     pub wait_ms: u64,
     /// Whether its token is a good one.

@@ -12,16 +12,19 @@
 //! - no lease ends because its agent is thought to be gone, and is not;
 //! - no tenant gets more than its quota;
 //! - once messages have arrived, no manager counts more for a tenant than what agents have and what has been granted
-//!   lately, whichever managers those agents have been with.
+//!   lately, whichever managers those agents have been with;
+//! - a lease is on a node whose operator allows the isolation that its client demands, and its ticket names that.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use sublet_manager::core::{LeaseId, LeaseResources, NodeCapacity};
+use sublet_proto::isolation::Isolation;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{Quota, TenantUse, Usage};
 
 use super::clock::{MAX_DRIFT_PPM, SimClock};
+use super::isolation;
 use super::worker::{self, SimWorker};
 
 /// How long after its expiry a lease may be on its way out.
@@ -73,6 +76,8 @@ pub enum Invariant {
     LeasesCountOnce,
     /// Invariant of leases whose agent is alive.
     NothingEndsWithoutCause,
+    /// Invariant of leases that demand an isolation.
+    IsolationsAreAllowed,
 }
 
 impl fmt::Display for Invariant {
@@ -90,6 +95,7 @@ impl fmt::Display for Invariant {
             Invariant::QuotasHold => "quotas hold",
             Invariant::LeasesCountOnce => "leases count once",
             Invariant::NothingEndsWithoutCause => "no lease ends without a cause",
+            Invariant::IsolationsAreAllowed => "demanded isolations are allowed",
         })
     }
 }
@@ -319,6 +325,19 @@ impl Truth {
             return self.close(index, Life::Void);
         }
         self.check_quota(now_us, granted.tenant, granted.registration >> EPOCH_SHIFT);
+    }
+
+    /// Checks the isolation of a lease that was just granted: the one that its client demands, and the one in its ticket.
+    pub fn isolate(&mut self, id: LeaseId, demanded: Option<Isolation>, in_ticket: &str) {
+        let Some(lease) = self.lease_mut(id) else { return };
+        let agent = lease.granted.agent;
+        if !isolation::may_have(agent, demanded) || demanded.map_or("", Isolation::name) != in_ticket {
+            let allowed = isolation::allowed(agent);
+            let found = format!(
+                "lease {id} demands {demanded:?}, its ticket says {in_ticket:?}, and agent {agent} allows {allowed:?}"
+            );
+            self.violated(Invariant::IsolationsAreAllowed, found);
+        }
     }
 
     /// Whether the agent has asked for a later registration than the ticket's, and will not take that one up any more.

@@ -1,4 +1,4 @@
-//! Folders and temporary space: requests are placed only on nodes that lend them.
+//! Folders, temporary space and isolations: requests are placed only on nodes that lend them.
 
 use sublet_proto::v1::{LentFolder, Needs, SecretUse};
 use sublet_proto::version;
@@ -66,6 +66,41 @@ fn refusal_names_what_no_node_lends() {
         assert_eq!(refused.code, Code::InsufficientResources, "{refused}");
         assert!(refused.message.contains(named), "{refused}");
     }
+}
+
+fn isolating(name: &str, cores: u32, isolations: &[&str]) -> NodeDescription {
+    let isolations = isolations.iter().map(ToString::to_string).collect();
+    NodeDescription { isolations, ..lending(name, cores, &[], 0) }
+}
+
+fn isolated(cores: u32, isolation: &str) -> LeaseRequest {
+    let needs = Needs { isolation: isolation.into(), ..Needs::default() };
+    LeaseRequest { needs: Some(needs), ..asked(cores) }
+}
+
+#[test]
+fn lease_is_placed_only_where_operator_allows_its_isolation() {
+    let mut fixture = CoreFixture::new();
+    for (number, node) in [
+        isolating("usual", 2, &[]),
+        isolating("crun", 1, &["container", "crun"]),
+        isolating("weak", 4, &["weak"]),
+        isolating("process", 3, &["process"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        fixture.register(node, number as u128 + 1, Vec::new()).unwrap();
+    }
+    assert_eq!(nodes(&mut fixture, &isolated(1, "crun")), ["crun"]);
+    let refused = fixture.refusal(&isolated(1, "crun"));
+    assert_eq!(refused.code, Code::NoCapacity, "other nodes have free cores: {refused}");
+    assert_eq!(nodes(&mut fixture, &isolated(2, "container")), ["usual"]);
+    assert_eq!(nodes(&mut fixture, &isolated(3, "process")), ["process"]);
+    assert_eq!(nodes(&mut fixture, &isolated(4, "weak")), ["weak"]);
+    let refused = fixture.refusal(&isolated(1, "runc"));
+    assert_eq!(refused.code, Code::InsufficientResources, "{refused}");
+    assert!(refused.message.contains("runc"), "{refused}");
 }
 
 #[test]
