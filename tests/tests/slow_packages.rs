@@ -57,6 +57,17 @@ fn hear_more(client: &ByHand) -> Result<Heard, sublet::Error> {
     }
 }
 
+/// Waits for the worker, whatever steps of its start are told before.
+fn hear_started(client: &ByHand) {
+    loop {
+        match hear_more(client).unwrap() {
+            Heard::Started(_) => return,
+            Heard::Progress(_) => {}
+            heard => panic!("{heard:?} in place of a worker"),
+        }
+    }
+}
+
 #[test]
 fn a_remote_client_gets_signs_of_life_during_package_transfer() {
     let cluster = Cluster::with_agents(1);
@@ -65,10 +76,25 @@ fn a_remote_client_gets_signs_of_life_during_package_transfer() {
     let client = attach(&grant);
     for _ in 0..SIGNS {
         let heard = client.hear().unwrap();
-        assert!(matches!(heard, Heard::Alive(_)), "{heard:?} without a package");
+        assert!(matches!(heard, Heard::Alive(_) | Heard::Progress(_)), "{heard:?} without a package");
     }
     cluster.managers[0].resume();
-    assert!(matches!(hear_more(&client).unwrap(), Heard::Started(_)));
+    hear_started(&client);
+    client.release();
+    cluster.assert_serves();
+}
+
+#[test]
+fn start_that_waits_for_its_package_is_told_again_and_again() {
+    let cluster = Cluster::with_agents(1);
+    let grant = granted(&cluster, "calls.c");
+    cluster.managers[0].pause();
+    let client = attach(&grant);
+    let heard = hear_more(&client).unwrap();
+    let Heard::Progress(progress) = heard else { panic!("{heard:?} without a package") };
+    assert_eq!(progress.step, "fetching the package");
+    cluster.managers[0].resume();
+    hear_started(&client);
     client.release();
     cluster.assert_serves();
 }

@@ -286,7 +286,7 @@ impl Supervisor<'_> {
     fn next_deadline(&self) -> Instant {
         let ending = self.ending.as_ref().map(|ending| ending.at);
         let look = self.idle.as_ref().map(IdleWatch::next_look);
-        [ending, look].into_iter().flatten().fold(self.until_alive(), Instant::min)
+        [ending, look, self.next_step()].into_iter().flatten().fold(self.until_alive(), Instant::min)
     }
 
     /// Time of the next sign of life to the client, or of the lease's expiry if that is earlier.
@@ -308,6 +308,9 @@ impl Supervisor<'_> {
         }
         if self.is_alive_due(now) {
             return Some(Event::Alive);
+        }
+        if self.next_step().is_some_and(|at| now >= at) {
+            return Some(Event::Stepped);
         }
         self.idle.as_ref().filter(|idle| now >= idle.next_look()).map(|_| Event::Look)
     }

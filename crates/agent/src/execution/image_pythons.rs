@@ -27,7 +27,7 @@ use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
 use crate::execution::lent_cores::LentCores;
-use crate::execution::packages::Runnable;
+use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
 use answer::QueryKey;
@@ -99,9 +99,13 @@ impl ImagePythons {
         mut runnable: Runnable,
         lease: &Lease,
         cores: &Arc<LentCores>,
+        step: &StartStep,
     ) -> Result<Runnable, Error> {
         if is_image_python(&runnable.build().architecture) {
             let request = self.request(runnable.build(), lease)?;
+            if self.queries.find(&request.key, request.tenant).is_none() {
+                step.set(format!("asking the image {} for its Python", request.build.image));
+            }
             let ask = || cores.end_of(self.ask(&request, cores));
             let answer = self.queries.find_or_ask(&request.key, request.tenant, ask);
             runnable.image_python = Some(answer.map_err(|error| about(&request.build.image, &error))?);

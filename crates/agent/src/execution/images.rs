@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sublet_image::{
-    Credentials, Digest, DocumentPart, Image, ImageError, ImageLimits, ImageStore, InUse, Reference,
-    RegistryAccess, RegistryTransport,
+    Credentials, Digest, DocumentPart, Image, ImageError, ImageLimits, ImageStore, InUse, PullProgress,
+    Reference, RegistryAccess, RegistryTransport,
 };
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
@@ -73,39 +73,61 @@ impl Images {
     ///
     /// # Errors
     /// Those of the pull, and `try_later` if the image is not pulled in time.
-    pub(crate) fn ensure(&self, build: &PackageBuild, tenant: &str) -> Result<Option<EntryUse>, Error> {
+    pub(crate) fn ensure(
+        &self,
+        build: &PackageBuild,
+        tenant: &str,
+        tell: &dyn Fn(String),
+    ) -> Result<Option<EntryUse>, Error> {
         if let Some(in_use) = self.at_hand(build, tenant)? {
             return Ok(in_use);
         }
-        let pulled = self.pulls.execute(&build.image, tenant, || self.find_or_pull(build, tenant));
+        // The pull may be that of another call, which alone is told of its progress.
+        tell(format!("waiting for the image {}", build.image));
+        let pulled = self.pulls.execute(&build.image, tenant, || self.find_or_pull(build, tenant, tell));
         let in_use = pulled.map_err(|error| about(&build.image, error))?;
         // The pull of another tenant's call may have made the entry, which this tenant uses, too.
         self.at_hand(build, tenant).map(|_| in_use)
     }
 
     /// Does the work of [`Images::ensure`].
-    fn find_or_pull(&self, build: &PackageBuild, tenant: &str) -> Result<Option<EntryUse>, Error> {
+    fn find_or_pull(
+        &self,
+        build: &PackageBuild,
+        tenant: &str,
+        tell: &dyn Fn(String),
+    ) -> Result<Option<EntryUse>, Error> {
         if let Some(in_use) = self.at_hand(build, tenant)? {
             return Ok(in_use);
         }
         let (reference, digest) = pinned(build)?;
         let transport = self.transport(&reference)?;
         info!(image = build.image, "an image is pulled");
+        tell(format!("pulling the image {}", build.image));
         let access = RegistryAccess { credentials: Credentials::of_docker(&reference)?, transport };
         self.cache.announce(&digest.to_string(), tenant);
-        self.pull((&reference, &access), &build.image, tenant).map(Some)
+        self.pull((&reference, &access), &build.image, (tenant, tell)).map(Some)
     }
 
     /// Pulls an image. Its size is known only once it is unpacked. So each attempt may use twice as much of the cache
     /// as the attempt before it; complete layers stay.
-    fn pull(&self, from: (&Reference, &RegistryAccess), name: &str, tenant: &str) -> Result<EntryUse, Error> {
+    fn pull(
+        &self,
+        from: (&Reference, &RegistryAccess),
+        name: &str,
+        (tenant, tell): (&str, &dyn Fn(String)),
+    ) -> Result<EntryUse, Error> {
         let (largest, what) = (largest(self.cache.limit()), format!("the image {name}"));
         let (mut least, mut most) = (DiskSize { bytes: 1, files: 1 }, FIRST_ATTEMPT.at_most(largest));
         loop {
             let reservation = self.cache.reserve(&what, (least, most), tenant)?;
             let granted = reservation.size;
             let limits = ImageLimits { unpacked_bytes: granted.bytes, files: granted.files };
-            match self.store.pull_within(from.0, from.1, limits, &mut |_| ()) {
+            let mut pulled = |progress: PullProgress| {
+                let PullProgress { layers_done, layers, .. } = progress;
+                tell(format!("pulling the image {name}, {layers_done} of {layers} layers"));
+            };
+            match self.store.pull_within(from.0, from.1, limits, &mut pulled) {
                 Ok(image) => return Ok(self.cache.keep(&key(&image), DiskSize::of_image(&image), tenant)),
                 Err(ImageError::TooLarge { part: DocumentPart::Layer, .. }) if granted != largest => {
                     drop(reservation);
@@ -239,7 +261,9 @@ mod tests {
         let silent = &silent;
         scope(|scope| {
             let ensure = |number, tenant| {
-                scope.spawn(move || images.ensure(&build(silent, number), tenant).map(drop).unwrap_err().code)
+                scope.spawn(move || {
+                    images.ensure(&build(silent, number), tenant, &|_| ()).map(drop).unwrap_err().code
+                })
             };
             let pulls: Vec<_> = (0..BOUNDS.of_tenant).map(|number| ensure(number, "a")).collect();
             // A call for the same image joins the pull that is under way.
@@ -247,7 +271,7 @@ mod tests {
             let joined = ensure(0, "b");
             // A tenant's call for one more image waits for its turn.
             let waiting = ensure(BOUNDS.of_tenant, "a");
-            let other = images.ensure(&build(&closed, 0), "b").map(drop).unwrap_err();
+            let other = images.ensure(&build(&closed, 0), "b", &|_| ()).map(drop).unwrap_err();
             assert_eq!(other.code, Code::RegistryUnreachable, "{other}");
             assert!(!joined.is_finished() && !waiting.is_finished());
             listener.set_nonblocking(true).unwrap();

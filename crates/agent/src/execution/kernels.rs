@@ -32,7 +32,7 @@ pub(crate) use device_access::{devices_of, environment};
 pub(crate) use look::DeviceQuery;
 
 use crate::execution::lent_cores::LentCores;
-use crate::execution::packages::{FileStamp, Runnable};
+use crate::execution::packages::{FileStamp, Runnable, StartStep};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::SandboxMaker;
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
@@ -122,6 +122,7 @@ impl KernelPackages {
         runnable: &Runnable,
         tenant: &str,
         cores: &Arc<LentCores>,
+        step: &StartStep,
     ) -> Result<(), Error> {
         let Some(kind) = kind_of(runnable.build()) else { return Ok(()) };
         if !self.offered.contains(&kind) {
@@ -133,6 +134,7 @@ impl KernelPackages {
         if let Some(known) = self.known(runnable, tenant) {
             return known;
         }
+        step.set(format!("building the kernels of {}", runnable.package.info.name));
         self.builds.execute_unless_given_up(&key(runnable), tenant, || {
             if let Some(known) = self.known(runnable, tenant) {
                 return WorkEnd::Done(known);

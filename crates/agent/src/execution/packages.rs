@@ -182,7 +182,7 @@ impl NodePackages {
         }
         let (unpacked, in_use) = self.ensure_unpacked(digest, tenant, tenant)?;
         let runnable = Runnable::of(unpacked, build)?.using([in_use]);
-        let image = self.images.ensure(runnable.build(), tenant)?;
+        let image = self.images.ensure(runnable.build(), tenant, &|text| step.set(text))?;
         let environment = self.ensure_environment(runnable.build(), tenant, step)?;
         Ok(runnable.using(image).within(environment))
     }

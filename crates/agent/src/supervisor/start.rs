@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::v1::{self, Lease};
@@ -22,6 +22,11 @@ use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
+
+/// Interval at which a step of a start is told again. The client gives up a start of which it hears nothing for minutes.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Step of a start whose package has said none.
+const FETCHING: &str = "fetching the package";
 
 impl Supervisor<'_> {
     /// Starts a worker on the client's request.
@@ -58,7 +63,8 @@ impl Supervisor<'_> {
                 Some(runnable) => Ok(StartState::Over(self.start_worker(runnable, requested_ns))),
                 None => {
                     let step = StartStep::watched()?;
-                    Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
+                    let (package, told) = (self.fetch(step.clone())?, Instant::now());
+                    Ok(StartState::Fetching { package, step, told, requested_ns })
                 }
             });
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
@@ -128,14 +134,21 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells the client what a start that waits for its package does now.
-    pub(super) fn tell_step(&self) -> Result<Option<EndReason>, Error> {
+    /// Time at which the client is told again what a start does that waits for its package.
+    pub(super) fn next_step(&self) -> Option<Instant> {
         match &self.start {
-            StartState::Fetching { step, .. } => {
-                self.tell(ToClient::Progress(v1::Progress { step: step.take_note() }))
-            }
-            _ => Ok(None),
+            StartState::Fetching { told, .. } => Some(*told + AGAIN),
+            _ => None,
         }
+    }
+
+    /// Tells the client what a start that waits for its package does now.
+    pub(super) fn tell_step(&mut self) -> Result<Option<EndReason>, Error> {
+        let StartState::Fetching { step, told, .. } = &mut self.start else { return Ok(None) };
+        *told = Instant::now();
+        let step = Some(step.take_note()).filter(|step| !step.is_empty());
+        let step = step.unwrap_or_else(|| FETCHING.to_owned());
+        self.tell(ToClient::Progress(v1::Progress { step }))
     }
 
     /// The lease's cores, as work of its starts uses them.
@@ -155,8 +168,8 @@ impl Supervisor<'_> {
         let image_pythons = self.node.execution.image_pythons.clone();
         let fetch = move || {
             let runnable = packages.ensure(&lease.package, lease.build, &lease.tenant, &step)?;
-            let runnable = image_pythons.ensure(runnable, &lease, &cores)?;
-            kernels.ensure(&runnable, &lease.tenant, &cores)?;
+            let runnable = image_pythons.ensure(runnable, &lease, &cores, &step)?;
+            kernels.ensure(&runnable, &lease.tenant, &cores, &step)?;
             packages.measure(&runnable);
             Ok(runnable)
         };

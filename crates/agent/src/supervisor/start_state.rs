@@ -1,5 +1,7 @@
 //! The state of the start of a lease's worker process.
 
+use std::time::Instant;
+
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::Error;
 use sublet_proto::v1::Started;
@@ -16,7 +18,13 @@ pub(super) enum StartState {
     /// No start is under way, or the client has its outcome.
     None,
     /// The start waits for the package since this time.
-    Fetching { package: BackgroundTask<Runnable>, step: StartStep, requested_ns: u64 },
+    Fetching {
+        package: BackgroundTask<Runnable>,
+        step: StartStep,
+        /// Time at which the client was told of the start, or of a step of it.
+        told: Instant,
+        requested_ns: u64,
+    },
     /// The client has to be sent the outcome.
     Over(Outcome),
 }

@@ -69,6 +69,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     wait: Option<Duration>,
 
+    /// Maximum time of the worker's start, with fetching what it needs and its imports; the steps of a long start are shown on
+    /// a terminal [default: until the lease ends]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    start_timeout: Option<Duration>,
+
     /// Memory of the lease [default: the manager's default]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
@@ -123,8 +128,9 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn allocation(&self, package: &str) -> Allocation {
+    fn allocation(&self, package: &str, output: CommandOutput) -> Allocation {
         let mut allocation = Allocation::new(package)
+            .on_step(move |step| output.note(step))
             .policy(Policy::AlwaysWarm)
             .memory_bytes(self.memory.unwrap_or(0))
             .wait(self.wait.unwrap_or_default())
@@ -138,6 +144,9 @@ impl Arguments {
         }
         for folder in &self.folders {
             allocation = allocation.folder(folder);
+        }
+        if let Some(timeout) = self.start_timeout {
+            allocation = allocation.start_timeout(timeout);
         }
         if let Some(isolation) = self.isolation {
             allocation = allocation.isolation(isolation.name());
@@ -194,10 +203,11 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
     let capacity = arguments.capacity.unwrap_or_else(|| (input.len() as u64).max(1 << 20));
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut result = invoker.buffer::<u8>(capacity)?;
+    let allocation = arguments.allocation(package, *output);
     let mut left = arguments.retries;
     let begun = Instant::now();
     let done = loop {
-        let called = call_once(&mut invoker, arguments, (package, function), &input, &mut result);
+        let called = call_once(&mut invoker, arguments, (&allocation, function), &input, &mut result);
         match called {
             // The lease was lost with its node: repeat the call with another lease.
             Err(error) if left > 0 && is_repeatable(error.code) => {
@@ -236,11 +246,11 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 fn call_once(
     invoker: &mut Invoker,
     arguments: &Arguments,
-    (package, function): (&str, &str),
+    (allocation, function): (&Allocation, &str),
     input: &Buffer<u8>,
     result: &mut Buffer<u8>,
 ) -> Result<Completion, Error> {
-    invoker.allocate(&arguments.allocation(package))?;
+    invoker.allocate(allocation)?;
     let deadline = arguments.deadline.map(|limit| Instant::now() + limit);
     // No retries here: the caller repeats a lost call with another lease, on any node.
     let options = CallOptions { deadline, timed: true, retries: 0, worker: None };

@@ -10,7 +10,7 @@ use sublet_proto::text::{printable_json, printable_line, printable_text};
 use sublet_proto::{Code, Error};
 
 /// Writer for a command's result and errors.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandOutput {
     is_json: bool,
 }

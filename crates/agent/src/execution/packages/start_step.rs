@@ -26,9 +26,12 @@ impl StartStep {
     }
 
     /// Says what is being done now.
-    pub(super) fn set(&self, step: String) {
-        *lock(&self.0.step) = step;
-        self.0.changed.iter().for_each(Signal::raise);
+    pub(in crate::execution) fn set(&self, step: String) {
+        let mut now = lock(&self.0.step);
+        if *now != step {
+            *now = step;
+            self.0.changed.iter().for_each(Signal::raise);
+        }
     }
 
     /// A descriptor that is readable once there is a new step.
@@ -40,5 +43,24 @@ impl StartStep {
     pub(crate) fn take_note(&self) -> String {
         self.0.changed.iter().for_each(Signal::clear);
         lock(&self.0.step).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::signal::wait_readable;
+
+    #[test]
+    fn tells_only_other_steps_than_the_last() {
+        let step = StartStep::watched().unwrap();
+        let is_told = || wait_readable([step.changed()], Some(Instant::now())).unwrap()[0];
+        assert!(!is_told());
+        for (text, expected) in [("a", true), ("a", false), ("b", true)] {
+            step.set(text.to_owned());
+            assert_eq!((is_told(), step.take_note().as_str()), (expected, text));
+        }
     }
 }
