@@ -84,7 +84,13 @@ static void without_a_lease_there_is_nothing_to_call(void) {
     sublet_invoker_free(NULL);
 }
 
+/* Counts the steps of a start; a quick one has none. */
+static void note_step(const char *step, void *user) {
+    if (strlen(step) > 0) ++*(unsigned *)user;
+}
+
 static void what_cannot_be_leased_is_refused(void) {
+    unsigned steps = 0;
     sublet_invoker *invoker;
     CHECK_OK(sublet_invoker_connect(NULL, &invoker));
     sublet_allocation allocation = sublet_allocation_default("nobody-deployed-this");
@@ -123,6 +129,9 @@ static void what_cannot_be_leased_is_refused(void) {
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_FABRIC_UNAVAILABLE);
     CHECK(strstr(sublet_error_message(), "no-such-link") != NULL);
     allocation = sublet_allocation_default(package);
+    allocation.start_timeout_ns = UINT64_C(60000000000);
+    allocation.on_step = note_step;
+    allocation.step_user = &steps;
     CHECK_OK(sublet_invoker_allocate(invoker, &allocation));
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_ALREADY_ALLOCATED);
     sublet_invoker_free(invoker);

@@ -284,6 +284,8 @@ void an_invoker_grows_and_its_access_can_be_said() {
     wanted.isolation = "weak";
     CHECK(status_of([&] { invoker.allocate(package, wanted); }) == SUBLET_INSUFFICIENT_RESOURCES);
     wanted.isolation = "process";
+    wanted.start_timeout = 60s;
+    wanted.on_step = [](const std::string &step) { CHECK(!step.empty()); };
     invoker.allocate(package, wanted);
     CHECK(invoker.lease().isolation == "process");
     invoker.grow(1);

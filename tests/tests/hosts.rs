@@ -206,6 +206,20 @@ fn weak_isolation_excludes_what_needs_mounts() {
 }
 
 #[test]
+fn refuses_standby_memory_that_is_of_no_use() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, named) in [
+        (&["--python", "none", "--standby", "64MiB"][..], "modules of Python"),
+        (&["--standby", "1MiB"], "at least"),
+        (&["--memory", "64MiB", "--standby", "64MiB"], "must be left to lend"),
+    ] {
+        let output = wrapped("timeout", &["60"], up(folder.path()).args(flags)).output().unwrap();
+        let (code, message) = refused(&output);
+        assert!(code == "invalid_argument" && message.contains(named), "{code}: {message}");
+    }
+}
+
+#[test]
 fn refuses_to_start_without_user_namespaces() {
     let folder = tempfile::tempdir().unwrap();
     // A node that starts all the same would never end.

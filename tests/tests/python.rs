@@ -4,10 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use sublet::{Allocation, Code, FabricChoice};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size};
+use sublet_tests::process::{wait_until, with_growing_time};
 use tempfile::TempDir;
 
 const MODULE: &str = "
@@ -94,6 +99,89 @@ fn the_command_calls_them_and_each_worker_is_a_lease() {
     assert_eq!(platform.workers().len(), 2);
     let shown = platform.run(&["ps"]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("python3."), "{shown:?}");
+}
+
+/// A package of that module that imports another one, which is in the package if it has a text.
+fn importing(module: &str, text: Option<&str>) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("words.py"), MODULE).unwrap();
+    if let Some(text) = text {
+        fs::write(folder.path().join(format!("{module}.py")), text).unwrap();
+    }
+    let function = "[[function]]\nname = 'echo'\n";
+    let manifest = format!(
+        "name = 'words'\nkind = 'python'\nlibrary = 'words.py'\n{function}[python]\nimports = ['{module}']\n"
+    );
+    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    folder
+}
+
+#[test]
+fn caller_of_the_command_limits_a_start() {
+    let platform = platform();
+    let package = importing("endless", Some("import threading\nthreading.Event().wait()\n"));
+    platform.json(&["deploy", package.path().to_str().unwrap()]);
+    let input = package.path().join("sublet.toml");
+    let output = package.path().join("output");
+    let files = ["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    // Within a short time a slow machine may not come to the import.
+    with_growing_time(Duration::from_secs(3), |limit| {
+        let seconds = limit.as_secs();
+        let call = ["call", "words/echo", "--start-timeout", &format!("{seconds}s")];
+        let said = platform.assert_refuses(&[&call[..], &files].concat(), Code::DeadlineExceeded);
+        assert!(said.contains(&format!("did not start within {seconds} s")), "{said}");
+        said.contains("importing endless").then_some(())
+    });
+}
+
+/// The Python of the tests, with a module of this name beside its own.
+fn python_with(folder: &Path, module: &str, text: &str) -> PathBuf {
+    let python = sublet_tests::root().join("target/tools/python/bin/python3");
+    let made = Command::new(python).args(["-m", "venv", "--without-pip"]).arg(folder).status();
+    assert!(made.unwrap().success());
+    let library = fs::read_dir(folder.join("lib")).unwrap().next().unwrap().unwrap().path();
+    fs::write(library.join(format!("site-packages/{module}.py")), text).unwrap();
+    folder.join("bin/python3")
+}
+
+#[test]
+fn leases_take_processes_that_have_imported_modules_with_threads() {
+    if !Means::Controller("memory").is_here() || !Means::Controller("cpuset").is_here() {
+        skip(Means::Controller("memory"), "without control groups no process is put on standby");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let text = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n";
+    let python = python_with(&folder.path().join("environment"), "threaded", text);
+    let platform = PlatformProcess::start_with(|up| {
+        up.arg("--python").arg(&python).args(["--cores", "2", "--memory", "1GiB", "--standby", "256MiB"]);
+    });
+    let nodes = platform.json(&["ps"]);
+    assert_eq!(nodes["nodes"][0]["memory_bytes"], 768 << 20, "standby is not lent: {nodes}");
+    let package = importing("threaded", None);
+    let allocation = allocation(&package).memory_bytes(128 << 20);
+    let takes_standby = |allocation: &Allocation| {
+        let mut client = platform.client_with(allocation);
+        let mut output = [0; 8];
+        let done = client.submit("echo", &b"threaded"[..], &mut output[..]).unwrap().wait().unwrap();
+        assert_eq!((done.output_bytes, &output), (8, b"threaded"));
+        let is_warm = client.cold_imports().is_none();
+        client.deallocate().unwrap();
+        is_warm
+    };
+    // What waits is only for modules of which it is known that they cannot be kept otherwise.
+    wait_until("a process waits, and the manager knows", || {
+        takes_standby(&allocation);
+        let standby = &platform.json(&["ps"])["nodes"][0]["standby"][0];
+        standby["modules"] == "threaded" && standby["waiting"].as_u64() > Some(0)
+    });
+    wait_until("a lease takes a process that waits", || takes_standby(&allocation));
+    let with_variable = allocation.clone().variable("LEVEL", "3");
+    assert!(!takes_standby(&with_variable), "modules may read variables when they are imported");
+    wait_until("people see what waits", || {
+        let shown = platform.run(&["ps"]);
+        String::from_utf8_lossy(&shown.stdout).contains("for leases with threaded imported")
+    });
 }
 
 #[test]

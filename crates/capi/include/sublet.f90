@@ -250,6 +250,9 @@ module sublet
         type(c_ptr) :: folders = c_null_ptr
         integer(c_int64_t) :: temporary_bytes = 0
         type(c_ptr) :: isolation = c_null_ptr
+        integer(c_int64_t) :: start_timeout_ns = 0
+        type(c_funptr) :: on_step = c_null_funptr
+        type(c_ptr) :: step_user = c_null_ptr
     end type
 
     type, bind(c) :: c_lease
@@ -471,7 +474,7 @@ contains
     ! sublet_allocation in sublet.h.
     subroutine allocate_leases(self, package, cores, memory_bytes, timeout_ns, slot_bytes, hot_ns, spin_ns, slots, max_nodes, &
             wait_ns, idle_timeout_ns, pu, shared, time_weight_permille, fabric, interface, pool, isolation, &
-            stat, errmsg)
+            start_timeout_ns, stat, errmsg)
         class(sublet_invoker), intent(inout) :: self
         character(*), intent(in) :: package
         integer, intent(in), optional :: cores
@@ -491,6 +494,7 @@ contains
         character(*), intent(in), optional :: interface
         character(*), intent(in), optional :: pool
         character(*), intent(in), optional :: isolation
+        integer(int64), intent(in), optional :: start_timeout_ns
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
         character(:, c_char), allocatable, target :: c_package, c_pu, c_fabric, c_interface, c_pool, c_isolation
@@ -516,6 +520,7 @@ contains
         allocation%interface = optional_string(interface, c_interface)
         allocation%pool = optional_string(pool, c_pool)
         allocation%isolation = optional_string(isolation, c_isolation)
+        allocation%start_timeout_ns = long(start_timeout_ns, 0_int64)
         call report(c_allocate(self%handle, allocation), stat, errmsg)
     end subroutine
 

@@ -163,6 +163,12 @@ typedef struct sublet_invoker sublet_invoker;
 #define SUBLET_ALWAYS_HOT UINT64_MAX
 #define SUBLET_ALWAYS_WARM UINT64_C(0)
 
+/* Function that is called with each step of a worker's start that takes time, as "pulling the image NAME" or "importing torch".
+ * It is called on any thread, once at a time, until the leases are released or sublet_invoker_allocate has failed; a start may
+ * also follow the end of a worker. The text is valid during the call. The function must not allocate or end leases, throw a
+ * C++ exception, or leave by longjmp. */
+typedef void (*sublet_step_callback)(const char *step, void *user);
+
 /* Request for leases; initialize it with sublet_allocation_default. */
 typedef struct sublet_allocation {
     uint32_t size_bytes;     /* size of this structure */
@@ -200,9 +206,13 @@ typedef struct sublet_allocation {
     const char *isolation;   /* isolation that functions must have from the rest of their node: "process", "container",
                                 "crun", "runc", "runsc", "apptainer" or "weak"; NULL: the package's, or any that the node
                                 offers */
+    uint64_t start_timeout_ns; /* maximum time of a worker's start, with fetching what it needs and its imports; 0: until
+                                the lease ends */
+    sublet_step_callback on_step; /* called with each step of a start; NULL: none */
+    void *step_user;         /* passed to on_step */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 160, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 184, "the library is built for 64-bit machines");
 
 /* Returns a request for one core for the functions of a package, with the defaults given last above. The structure keeps
  * the pointer to the string. */
@@ -231,6 +241,9 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.folders = NULL;
     allocation.temporary_bytes = 0;
     allocation.isolation = NULL;
+    allocation.start_timeout_ns = 0;
+    allocation.on_step = NULL;
+    allocation.step_user = NULL;
     return allocation;
 }
 
@@ -311,7 +324,7 @@ SUBLET_API void sublet_invoker_free(sublet_invoker *invoker);
  *
  * Errors: SUBLET_ALREADY_ALLOCATED; those of the package; SUBLET_INSUFFICIENT_RESOURCES or
  * SUBLET_NO_CAPACITY if the nodes lack the resources, always or at the moment; SUBLET_QUOTA_EXCEEDED, SUBLET_TRY_LATER,
- * SUBLET_MANAGER_UNREACHABLE, SUBLET_AGENT_UNREACHABLE. */
+ * SUBLET_MANAGER_UNREACHABLE, SUBLET_AGENT_UNREACHABLE; SUBLET_DEADLINE_EXCEEDED after start_timeout_ns. */
 SUBLET_API sublet_status sublet_invoker_allocate(sublet_invoker *invoker, const sublet_allocation *allocation);
 
 /* Leases more cores on the terms of the present leases; their workers get the next numbers. Either all of these cores are

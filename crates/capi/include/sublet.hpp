@@ -23,6 +23,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <limits>
@@ -96,6 +97,13 @@ std::size_t bytes_of(std::size_t count) noexcept {
     return count > most / sizeof(T) ? most : count * sizeof(T);
 }
 
+// Function of the caller that is called with each step of a start.
+using step_function = std::function<void(const std::string &)>;
+
+extern "C" inline void sublet_detail_tell_step(const char *step, void *user) noexcept {
+    (*static_cast<step_function *>(user))(step);
+}
+
 template <typename T>
 constexpr void require_plain_data() {
     static_assert(std::is_trivially_copyable_v<T>, "inputs and outputs are plain data, which may be copied as bytes");
@@ -149,6 +157,8 @@ struct allocation {
     std::vector<std::string> folders;    // folders that nodes lend, which functions see as /folders/NAME
     std::uint64_t temporary_bytes = defaults().temporary_bytes;  // temporary files of each worker process; 0: 64 MiB
     std::string isolation;  // isolation that functions must have, as "process" or "container"; empty: the package's, or any
+    std::chrono::nanoseconds start_timeout{0};         // maximum time of a worker's start; 0: until the lease ends
+    std::function<void(const std::string &)> on_step;  // called with each step of a start, on any thread; must not throw
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
@@ -432,6 +442,7 @@ public:
         if (this != &other) {
             end_lease();
             handle_ = std::move(other.handle_);
+            on_step_ = std::move(other.on_step_);
         }
         return *this;
     }
@@ -475,7 +486,15 @@ public:
         request.folders = folders.data();
         request.temporary_bytes = wanted.temporary_bytes;
         request.isolation = detail::text_or_null(wanted.isolation);
+        request.start_timeout_ns = detail::nanoseconds_of(wanted.start_timeout);
+        std::unique_ptr<detail::step_function> on_step;
+        if (wanted.on_step) {
+            on_step = std::make_unique<detail::step_function>(wanted.on_step);
+            request.on_step = detail::sublet_detail_tell_step;
+            request.step_user = on_step.get();
+        }
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
+        on_step_ = std::move(on_step);
     }
 
     // Leases more cores on the terms of the present leases.
@@ -611,6 +630,7 @@ private:
     sublet_function resolve(const std::string &name) const { return find(name).get(); }
 
     std::shared_ptr<sublet_invoker> handle_;
+    std::unique_ptr<detail::step_function> on_step_;  // of the present leases
 };
 
 namespace detail {

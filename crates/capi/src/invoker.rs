@@ -12,12 +12,15 @@ use crate::boundary::{
     argument, argument_mut, check_size, duration, guarded, invalid, output, sublet_status, text, text_if_any,
 };
 use crate::invocation::{self, sublet_invocation};
+use crate::steps::{StepCallback, sublet_step_callback};
 
 /// `struct sublet_invoker`, opaque to C.
 pub struct sublet_invoker {
     invoker: Invoker,
     /// Texts of the lease for C, while there is a lease.
     texts: Option<LeaseTexts>,
+    /// Callback for the starts of the leases' workers.
+    steps: Option<StepCallback>,
 }
 
 struct LeaseTexts {
@@ -54,6 +57,9 @@ pub struct sublet_allocation {
     folders: *const *const c_char,
     temporary_bytes: u64,
     isolation: *const c_char,
+    start_timeout_ns: u64,
+    on_step: Option<sublet_step_callback>,
+    step_user: *mut c_void,
 }
 
 /// `struct sublet_lease`.
@@ -115,7 +121,7 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 160);
+const _: () = assert!(size_of::<sublet_allocation>() == 184);
 const _: () = assert!(size_of::<sublet_lease>() == 80);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
@@ -134,19 +140,21 @@ impl sublet_invoker {
 
     /// Converts to the C type.
     pub(crate) fn handle(invoker: Invoker) -> *mut sublet_invoker {
-        Box::into_raw(Box::new(sublet_invoker { invoker, texts: None }))
+        Box::into_raw(Box::new(sublet_invoker { invoker, texts: None, steps: None }))
     }
 
-    fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
+    fn allocate(&mut self, allocation: &Allocation, steps: Option<StepCallback>) -> Result<(), Error> {
         self.invoker.allocate(allocation)?;
+        self.steps = steps;
         self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, &self.invoker));
         Ok(())
     }
 
     fn deallocate(&mut self) -> Result<sublet_bill, Error> {
         self.texts = None;
-        let leases = self.invoker.deallocate_each()?;
-        Ok(leases.iter().map(sublet::bill).fold(sublet_bill::default(), sublet_bill::with))
+        let leases = self.invoker.deallocate_each();
+        self.steps = None;
+        Ok(leases?.iter().map(sublet::bill).fold(sublet_bill::default(), sublet_bill::with))
     }
 
     fn lease(&self) -> Result<sublet_lease, Error> {
@@ -256,6 +264,23 @@ impl sublet_allocation {
         // SAFETY: as the caller vouches.
         let allocation = unsafe { self.with_needs(allocation) }?;
         Ok(if self.shared != 0 { allocation.shared() } else { allocation })
+    }
+
+    /// Adds the limit of a start and the callback for its steps.
+    ///
+    /// # Safety
+    /// Until what is returned is dropped, `on_step` may be called with a string and `step_user` on any thread, if it is not
+    /// null.
+    unsafe fn with_start(&self, mut allocation: Allocation) -> (Allocation, Option<StepCallback>) {
+        if self.start_timeout_ns != NO_TIMEOUT_NS {
+            allocation = allocation.start_timeout(duration(self.start_timeout_ns));
+        }
+        // SAFETY: as the caller vouches.
+        let steps = self.on_step.map(|callback| unsafe { StepCallback::new(callback, self.step_user) });
+        match steps {
+            Some(steps) => (steps.hear(allocation), Some(steps)),
+            None => (allocation, None),
+        }
     }
 
     /// Adds variables, secrets, folders, temporary space and the isolation.
@@ -421,9 +446,13 @@ pub unsafe extern "C" fn sublet_invoker_allocate(
     guarded(|| {
         // SAFETY: the caller's invoker, which no one else is using.
         let invoker = unsafe { argument_mut(invoker, "invoker") }?;
-        // SAFETY: the caller's allocation, with the caller's string in it.
-        let allocation = unsafe { argument(allocation, "allocation")?.to_facade() }?;
-        invoker.allocate(&allocation)
+        // SAFETY: the caller's allocation.
+        let request = unsafe { argument(allocation, "allocation") }?;
+        // SAFETY: the strings in it are the caller's.
+        let allocation = unsafe { request.to_facade() }?;
+        // SAFETY: the header allows such calls until the leases are released, or could not be had.
+        let (allocation, steps) = unsafe { request.with_start(allocation) };
+        invoker.allocate(&allocation, steps)
     })
 }
 

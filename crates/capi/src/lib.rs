@@ -27,6 +27,7 @@ pub mod invocation;
 pub mod invoker;
 pub mod memory;
 pub mod renewal;
+pub mod steps;
 pub mod swap;
 
 // The functions of `include/sublet_xpu.h`, for spawned programs; in functions the worker process provides them.

@@ -183,6 +183,7 @@ impl StandbySet {
 
     /// Takes a process that can become a program with these limits, which it has from now on.
     pub(super) fn take(&mut self, terms: &StandbyTerms, limits: &SandboxLimits) -> Option<Sandbox> {
+        self.look(Instant::now());
         let fits = |process: &StandbyProcess| process.fits(terms, limits);
         let Some(position) = self.processes.iter().position(fits) else {
             self.make_way(terms);
