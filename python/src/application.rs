@@ -153,6 +153,7 @@ fn described<'py>(py: Python<'py>, used: &ComponentUse) -> PyResult<Bound<'py, P
     described.set_item("component", &used.component)?;
     described.set_item("attempts", used.attempts)?;
     described.set_item("instances", used.instances)?;
+    described.set_item("cores", used.cores)?;
     described.set_item("begin_us", used.begin_us)?;
     described.set_item("end_us", used.end_us)?;
     described.set_item("allocated_bytes", used.allocated_bytes)?;

@@ -25,7 +25,7 @@ from ._split import split
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
 _PLAIN = frozenset(["bool", "int", "float", "complex"])
-_OPTIONS = ("name", "parallelism", "memory", "pu", "external_effects", "swap")
+_OPTIONS = ("name", "parallelism", "cores", "memory", "pu", "external_effects", "swap")
 _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
@@ -244,6 +244,9 @@ class Compiled:
 
     def _check_parallel(self, number):
         part = self.parts[number]
+        cores = part.options.get("cores", 1)
+        if type(cores) is not int or not 1 <= cores <= 1024:
+            raise Refused(part.node, f"cores is {cores!r}: a number from 1 to 1024 was expected")
         parallelism = part.options.get("parallelism", 1)
         if type(parallelism) is not int or not 1 <= parallelism <= 1024:
             raise Refused(part.node, f"parallelism is {parallelism!r}: a number from 1 to 1024 was expected")
@@ -277,7 +280,8 @@ class Compiled:
                 component["external_effects"] = True
             sizes = {field: said.get(option) for field, option in (("memory_bytes", "memory"), ("swap_bytes", "swap"))}
             sizes = {field: None if size is None else bytes_of(size) for field, size in sizes.items()}
-            resources = {"memory_bytes": sizes["memory_bytes"], "pu": said.get("pu"), "swap_bytes": sizes["swap_bytes"]}
+            cores = said.get("cores", 1)
+            resources = {"cores": cores if cores > 1 else None, "memory_bytes": sizes["memory_bytes"], "pu": said.get("pu"), "swap_bytes": sizes["swap_bytes"]}
             resources = {name: value for name, value in resources.items() if value is not None}
             if resources:
                 component["resources"] = resources

@@ -473,7 +473,7 @@ def test_what_else_a_split_says_is_in_the_graph():
     def says(x: int):
         sublet.split("begin", memory="32MiB", swap="1GiB")
         y: int = x
-        sublet.split("2nd", parallelism=PARTS, pu="cpu", external_effects=True)
+        sublet.split("2nd", parallelism=PARTS, cores=3, pu="cpu", external_effects=True)
         print(y)
         sublet.split()
         return y
@@ -489,7 +489,7 @@ def test_what_else_a_split_says_is_in_the_graph():
             "function": "component_2nd",
             "parallelism": 2,
             "external_effects": True,
-            "resources": {"pu": "cpu"},
+            "resources": {"cores": 3, "pu": "cpu"},
         },
         {"name": "said_3", "type": "compute", "package": "said", "function": "said_3"},
     ]
@@ -518,6 +518,9 @@ REFUSED = {
     "x, to which this refers, is set behind a split": "x = 1\nf = lambda: x\nsublet.split()\nx = 2\nreturn f()",
     "parallelism of a split has to be known": "x = 2\nsublet.split(parallelism=x)\nreturn x",
     "parallelism is 0": "x = 2\nsublet.split(parallelism=0)\nx\nsublet.split()\nreturn x",
+    "cores is 0: a number from 1 to 1024": "x = 2\nsublet.split(cores=0)\nreturn x",
+    "cores is 1025": "x = 2\nsublet.split(cores=1025)\nreturn x",
+    "cores is True": "x = 2\nsublet.split(cores=True)\nreturn x",
     "no option sort": "x = 2\nsublet.split(sort=3)\nreturn x",
     "one positional argument": "x = 2\nsublet.split('a', 3)\nreturn x",
     "the last component has several instances": "x = 2\nsublet.split(parallelism=2)\nprint(x)",

@@ -1,6 +1,8 @@
 /* Components of graphs that share memory. Numbers are 64-bit integers of this machine. */
-#define _DEFAULT_SOURCE
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +35,25 @@ static uint32_t count_to(uint64_t count, sublet_channel numbers, sublet_context 
         if (code) return code;
     }
     return 0;
+}
+
+/* Puts the number of cores on which this thread may run behind the pointer. */
+static void *count_cores(void *cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    *(uint64_t *)cores = sched_getaffinity(0, sizeof set, &set) ? 0 : (uint64_t)CPU_COUNT(&set);
+    return NULL;
+}
+
+/* Answers on how many cores a thread that it starts may run. Waits before for as many milliseconds as its first byte
+ * says. */
+SUBLET_FUNCTION uint32_t cores(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count = 0;
+    pthread_t thread;
+    nap(size ? *(uint8_t *)in : 0);
+    if (pthread_create(&thread, NULL, count_cores, &count)) return sublet_fail(context, "no thread starts");
+    pthread_join(thread, NULL);
+    return answer(out, count);
 }
 
 /* Writes 1, 2, ... up to its input into "numbers"; hands on how many there are. */

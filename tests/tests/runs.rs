@@ -96,6 +96,41 @@ fn components_share_memory_and_give_all_of_it_back() {
     assert_eq!(run["components"].as_array().unwrap().len(), 5);
 }
 
+/// One component whose instances have this many cores each.
+fn wide(cores: u32) -> Vec<u8> {
+    let more = json!({ "entry": true, "resources": { "cores": cores, "memory_bytes": 32 * MIB } });
+    document("wide", &[compute_with("wide", "cores", &more)], &[])
+}
+
+#[test]
+fn instance_runs_on_all_of_its_cores() {
+    let platform = platform();
+    for fabric in [None, tcp(false)] {
+        for cores in [1, 2] {
+            let options = RunOptions { fabric: fabric.clone(), ..RunOptions::default() };
+            let outcome = application_with(&platform, &wide(cores), options).run(&[0]).unwrap();
+            assert_eq!(outcome.outputs[0].1, [u64::from(cores).to_le_bytes().to_vec()], "by {fabric:?}");
+            assert_eq!((outcome.components[0].instances, outcome.components[0].cores), (1, cores));
+        }
+    }
+    assert_idle(&platform);
+    let runs = platform.json(&["graph", "history", "wide"])["runs"].take();
+    let run = platform.json(&["graph", "history", runs[0]["run"].as_str().unwrap()]);
+    assert_eq!((&run["components"][0]["instances"], &run["components"][0]["cores"]), (&json!(1), &json!(2)));
+}
+
+#[test]
+fn refuses_instance_with_more_cores_than_any_node() {
+    let platform = platform();
+    let failed = application(&platform, &wide(1000)).run(&[0]);
+    assert_fails(
+        failed,
+        Code::InsufficientResources,
+        &["component wide", "1000 cores of one node", "largest node has"],
+    );
+    assert_idle(&platform);
+}
+
 /// One asks another as often as the input says.
 fn talk() -> Vec<u8> {
     let components = [

@@ -205,6 +205,7 @@ impl LeaseClient {
                 slot_bytes: 64,
                 hot_timeout_ns: ALWAYS_WARM_NS,
                 swap_bytes: 0,
+                cores: 0,
             }),
             ..LeaseRequest::default()
         };

@@ -30,9 +30,10 @@ use crate::{Code, Error};
 use document::GraphSource;
 
 pub use model::{
-    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENTS, MAX_CONDITION_BYTES,
-    MAX_DOCUMENT_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS,
-    MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
+    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
+    MAX_CONDITION_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS,
+    MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits,
+    VERSION,
 };
 
 impl Graph {

@@ -54,7 +54,7 @@ pub const ALWAYS_WARM_NS: u64 = 0;
 pub mod limits {
     /// Leases that one request ends.
     pub const MAX_ENDS: usize = 1024;
-    /// Worker threads of one lease on one node.
+    /// Cores of one lease on one node, and so its worker threads.
     pub const MAX_CORES: u32 = 1024;
     /// Inbox slots of one worker.
     pub const MAX_SLOTS: u32 = 256;
@@ -80,6 +80,23 @@ impl v1::Lease {
     /// Whether it is of memory alone. One of a package without cores is impossible.
     pub fn is_segment(&self) -> bool {
         self.cores == 0 && self.package.is_empty()
+    }
+
+    /// Returns the number of cores of each worker.
+    pub fn cores_each(&self) -> u32 {
+        self.options.map_or(1, |options| options.cores_each())
+    }
+
+    /// Returns the number of workers. Cores that are left over, which no valid lease has, are of no worker.
+    pub fn workers(&self) -> u32 {
+        self.cores / self.cores_each()
+    }
+}
+
+impl v1::WorkerOptions {
+    /// Returns the number of cores of each worker, at least 1.
+    pub fn cores_each(&self) -> u32 {
+        self.cores.max(1)
     }
 }
 

@@ -225,7 +225,13 @@ fn setup(package: &Path, holder: u32, hot_timeout_ns: u64) -> WorkerSetup {
     WorkerSetup {
         package_folder: package.to_str().unwrap().into(),
         cores: vec![core as u32],
-        options: Some(WorkerOptions { slots: SLOTS, slot_bytes: 64, hot_timeout_ns, swap_bytes: 0 }),
+        options: Some(WorkerOptions {
+            slots: SLOTS,
+            slot_bytes: 64,
+            hot_timeout_ns,
+            swap_bytes: 0,
+            cores: 0,
+        }),
         memory_bytes: 64 << 20,
         ticks_per_ns: Calibration::start().ticks_per_ns(),
         slots: vec![0],

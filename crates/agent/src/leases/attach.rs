@@ -152,8 +152,8 @@ fn hold(
         ResourceRequest { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
     node.execution.standby.cores_are_taken();
-    let usage = UsageLayout::new(lease.cores, lease.functions);
-    let meter = Arc::new(LeaseMeter::open(usage, node.calibration)?);
+    let usage = UsageLayout::new(lease.workers(), lease.functions);
+    let meter = Arc::new(LeaseMeter::open((usage, lease.cores_each()), node.calibration)?);
     let inbox = match lease.is_segment() {
         true => segment(inbox_bytes)?,
         false => Region::create("sublet-inbox", inbox_bytes)?,
@@ -259,11 +259,17 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
     }
     let options =
         lease.options.ok_or_else(|| protocol(format!("lease {} has no worker options", lease.id)))?;
-    let inbox_bytes = InboxLayout::new(lease.cores, options.slots, options.slot_bytes)?.len_bytes();
+    let (workers, each) = (lease.workers(), lease.cores_each());
+    if each > 1 && (lease.shared || workers.checked_mul(each) != Some(lease.cores)) {
+        let (id, cores) = (&lease.id, lease.cores);
+        let kind = if lease.shared { "shared cores" } else { "cores" };
+        return Err(protocol(format!("lease {id} has {cores} {kind} for workers of {each} cores")));
+    }
+    let inbox_bytes = InboxLayout::new(workers, options.slots, options.slot_bytes)?.len_bytes();
     if inbox_bytes > lease.memory_bytes {
         let message = format!(
-            "{} cores with {} slots of {} bytes need an inbox of {inbox_bytes} bytes, and lease {} has {} bytes",
-            lease.cores, options.slots, options.slot_bytes, lease.id, lease.memory_bytes
+            "{workers} workers with {} slots of {} bytes need an inbox of {inbox_bytes} bytes, and lease {} has {} bytes",
+            options.slots, options.slot_bytes, lease.id, lease.memory_bytes
         );
         return Err(Error::new(Code::InsufficientResources, message));
     }
@@ -273,7 +279,7 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
 
 /// Checks the swap options of a lease. Without this check the worker process would find the same fault and end.
 fn check_swap(lease: &Lease, options: &WorkerOptions, lent_bytes: u64) -> Result<(), Error> {
-    let swap_bytes = options.swap_bytes.saturating_mul(lease.cores.into());
+    let swap_bytes = options.swap_bytes.saturating_mul(lease.workers().into());
     if swap_bytes == 0 {
         return Ok(());
     }

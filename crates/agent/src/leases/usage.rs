@@ -2,7 +2,8 @@
 //!
 //! The region lies in the worker's memory, where a function could falsify it. So what is reported never shrinks, in
 //! all and for each function, and executing and polling together never exceed the lease's cores times the time it has
-//! held them; that time is the agent's own. A closed meter stands still.
+//! held them; that time is the agent's own. A closed meter stands still. A call occupies all cores of its worker, so its
+//! time counts for each of them.
 //!
 //! Executing and polling together are also never less than the processor time that the kernel has counted for the
 //! lease's sandboxes, which no function can write. Processor time beyond the worker's own counters counts as computing
@@ -31,6 +32,8 @@ const NOTHING: MemoryUse = MemoryUse { now_bytes: 0, peak_bytes: 0 };
 pub(crate) struct LeaseMeter {
     region: Region,
     layout: UsageLayout,
+    /// Cores of each worker. A call occupies all of them.
+    cores_each: u32,
     calibration: Calibration,
     opened_ns: u64,
     reading: Mutex<MeterReading>,
@@ -110,8 +113,11 @@ struct Share {
 }
 
 impl LeaseMeter {
-    /// Begins to count.
-    pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<LeaseMeter, Error> {
+    /// Begins to count, for workers that have this number of cores each.
+    pub(crate) fn open(
+        (layout, cores_each): (UsageLayout, u32),
+        calibration: Calibration,
+    ) -> Result<LeaseMeter, Error> {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
         let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
         let memory = Mutex::new(UsedMemory { looked_ns: opened_ns, ..UsedMemory::default() });
@@ -119,6 +125,7 @@ impl LeaseMeter {
         Ok(LeaseMeter {
             region,
             layout,
+            cores_each,
             calibration,
             opened_ns,
             reading,
@@ -222,7 +229,8 @@ impl LeaseMeter {
     fn refresh(&self, reading: &mut MeterReading) -> MeasuredUsage {
         if !reading.closed {
             let allocated_ns = monotonic_ns().saturating_sub(self.opened_ns);
-            reading.last.grow(self.measure(allocated_ns), self.layout.workers());
+            let cores = self.layout.workers().saturating_mul(self.cores_each);
+            reading.last.grow(self.measure(allocated_ns), cores);
             let memory = lock(&self.memory);
             (reading.last.memory_byte_us, reading.last.memory_peak_bytes) =
                 (memory.byte_us, memory.peak_bytes);
@@ -243,7 +251,7 @@ impl LeaseMeter {
             }
         }
         let share = |tally: FunctionTally| Share {
-            executing_ns: to_ns(tally.executing_ticks),
+            executing_ns: to_ns(tally.executing_ticks).saturating_mul(self.cores_each.into()),
             calls: tally.calls,
             failed_calls: tally.failed_calls,
         };
@@ -379,7 +387,7 @@ mod tests {
     }
 
     fn open(workers: u32, functions: u32) -> LeaseMeter {
-        LeaseMeter::open(UsageLayout::new(workers, functions), Calibration::start()).unwrap()
+        LeaseMeter::open((UsageLayout::new(workers, functions), 1), Calibration::start()).unwrap()
     }
 
     fn pen(meter: &LeaseMeter, worker: u32) -> usage::WorkerMeter<'_> {
@@ -489,6 +497,27 @@ mod tests {
         assert!(meter.executing().is_empty());
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(meter.read(), settled, "a closed meter stands still");
+    }
+
+    #[test]
+    fn call_counts_for_all_cores_of_its_worker() {
+        let calls = |cores_each: u32| {
+            let layout = UsageLayout::new(1, 1);
+            let meter = LeaseMeter::open((layout, cores_each), Calibration::start()).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+            let pen = pen(&meter, 0);
+            let call = pen.enter(0, 0, false);
+            pen.answer(&call, false);
+            pen.leave(&call, 1000, 1000);
+            pen.rest();
+            meter.read()
+        };
+        let (one, three) = (calls(1), calls(3));
+        assert!(one.usage.executing_ns > 0, "{one:?}");
+        // The clock of each meter is calibrated anew, so their ticks differ a little.
+        assert!(three.usage.executing_ns >= one.usage.executing_ns * 5 / 2, "{three:?} and {one:?}");
+        assert_eq!((one.usage.calls, three.usage.calls), (1, 1));
+        assert_eq!(three.functions[0].executing_ns, three.usage.executing_ns);
     }
 
     #[test]

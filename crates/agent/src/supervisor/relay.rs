@@ -86,7 +86,7 @@ impl WorkerRelay {
     ) -> Result<WorkerRelay, Error> {
         let arrival_queue = match (&node.clients.listener_state, network_transport.secret) {
             (Some(listener_state), Some(secret)) if !lease.is_segment() => {
-                Some(listener_state.links.open(&lease.id, (secret, lease.cores), None)?)
+                Some(listener_state.links.open(&lease.id, (secret, lease.workers()), None)?)
             }
             _ => None,
         };

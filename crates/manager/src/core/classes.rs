@@ -115,11 +115,11 @@ impl Totals {
     /// nodes.
     pub(super) fn are_merely_leased(&self, terms: &LeaseTerms) -> bool {
         let asked = u64::from(terms.workers);
-        let one_node = terms.max_nodes != 1 || terms.workers <= self.largest;
+        let together = if terms.max_nodes == 1 { terms.workers } else { terms.cores_together() };
         asked > self.free
             && asked <= self.capacity
-            && one_node
-            && terms.memory_of(1) <= self.most_memory_bytes
+            && together <= self.largest
+            && terms.memory_of(terms.cores_together()) <= self.most_memory_bytes
     }
 
     /// Tells whether the request has to be on one node, and the totals do not exclude one: a node is large enough, or

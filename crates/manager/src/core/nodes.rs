@@ -17,6 +17,7 @@ use super::pools::{self, Pools};
 use super::racks::{Free, GroupedNodes, RackPool, Racks, Spot};
 use super::resources::{LendingState, NodeCapacity, OfRack, Reach, memory_rank};
 use super::seats::{MAX_SEATS, Seat, Seats, devices_and_interpreters};
+use super::terms::LeaseTerms;
 
 /// Interval at which the shell sends [`CoreEvent::Tick`](super::CoreEvent::Tick), in milliseconds.
 pub const TICK_MS: u64 = 500;
@@ -181,9 +182,15 @@ impl ManagedNode {
     /// what the request needs; a group of a rack's also as far as its manager has reported.
     pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
         self.lacks(&request.needs).is_none()
+            && self.gives_cores_to(&request.terms)
             && self.of_rack.as_ref().is_none_or(|of_rack| {
                 of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
             })
+    }
+
+    /// Whether its agent gives workers as many cores as a request asks for each. One of an earlier version gives one.
+    pub(super) fn gives_cores_to(&self, terms: &LeaseTerms) -> bool {
+        terms.cores_together() == 1 || self.description.messages >= version::WORKER_CORES
     }
 
     /// The first folder, space or isolation that the node does not offer to a request with these needs, in words.

@@ -60,6 +60,9 @@ pub(super) fn place(
     if !request.needs.is_empty() {
         search.check_needs()?;
     }
+    if request.terms.cores_together() > 1 {
+        search.check_cores_together()?;
+    }
     if request.terms.is_segment() {
         let placed = segments::place(&search, chance);
         return placed.map(|(choice, part)| Placement { choice, parts: vec![part], why: String::new() });
@@ -75,18 +78,20 @@ pub(super) fn place(
         return Ok(placed);
     }
     let ClientRequest { terms, .. } = request;
-    if terms.workers as usize > MAX_PARTS {
+    let each = terms.cores_together();
+    let workers = terms.workers / each;
+    if workers as usize > MAX_PARTS {
         let message = format!(
-            "{} cores asked, of functions of an interpreter one request has at most {MAX_PARTS}",
-            terms.workers
+            "{workers} workers asked, of functions of an interpreter one request has at most {MAX_PARTS}"
         );
         return Err(Error::new(Code::InsufficientResources, message));
     }
     let alone = |part: PlacementPart| {
         let LeaseResources { workers, shared, memory_bytes } = part.amount;
-        let amount =
-            LeaseResources { workers: 1, shared, memory_bytes: memory_bytes / u64::from(workers.max(1)) };
-        (0..workers).map(move |_| PlacementPart { amount, ..part })
+        let parts = workers / each;
+        let memory_bytes = memory_bytes / u64::from(parts.max(1));
+        let amount = LeaseResources { workers: each, shared, memory_bytes };
+        (0..parts).map(move |_| PlacementPart { amount, ..part })
     };
     Ok(Placement { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
 }
@@ -115,6 +120,17 @@ impl Search<'_> {
             }
         };
         Err(Error::new(Code::InsufficientResources, message))
+    }
+
+    /// Checks that the agent of a node gives workers several cores, whatever the node has free.
+    #[cold]
+    fn check_cores_together(&self) -> Result<(), Error> {
+        let mut there = self.nodes.iter().map(|(_, node)| node).filter(|node| node.is_there()).peekable();
+        // Without any node the refusal is that of every request.
+        if there.peek().is_none() || there.any(|node| node.gives_cores_to(&self.request.terms)) {
+            return Ok(());
+        }
+        version::check_messages("every agent", 0, "workers with several cores", version::WORKER_CORES)
     }
 
     /// Places a request in as few parts as possible.
@@ -298,6 +314,7 @@ impl Search<'_> {
                 Level::Global => u32::MAX,
             };
             let workers = free.workers(terms.shared).min(left).min(most_of_one);
+            let workers = workers - workers % terms.cores_together();
             let amount = amount(terms, workers);
             if workers > 0 && amount.memory_bytes <= free.memory_bytes {
                 parts.push(PlacementPart { node, amount });
@@ -343,13 +360,19 @@ impl Search<'_> {
         let NodeTotals { nodes: 1.., all, largest, most_memory, free_memory } = there else {
             return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
         };
+        if terms.cores_together() > largest {
+            let each = terms.cores_together();
+            return insufficient(format!(
+                "{each} cores of one node asked for each worker, the largest node has {largest}"
+            ));
+        }
         if terms.max_nodes == 1 && asked > largest {
             return insufficient(format!("{asked} {kind} asked, the largest node has {largest}"));
         }
         if u64::from(asked) > all {
             return insufficient(format!("{asked} {kind} asked, all nodes together have {all}"));
         }
-        let (memory, one) = (terms.memory_bytes, terms.memory_of(1));
+        let (memory, one) = (terms.memory_bytes, terms.memory_of(terms.cores_together()));
         if one > most_memory {
             return insufficient(format!(
                 "{memory} bytes of memory asked, {one} for each worker, the largest node has {most_memory}"

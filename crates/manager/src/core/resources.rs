@@ -110,7 +110,7 @@ impl OfRack {
     pub(super) fn may_take(&self, terms: &LeaseTerms) -> bool {
         let (workers, memory_bytes) = match terms.max_nodes {
             1 => (terms.workers, terms.memory_bytes),
-            _ => (1, terms.memory_of(1)),
+            _ => (terms.cores_together(), terms.memory_of(terms.cores_together())),
         };
         workers <= self.most_free.workers(terms.shared) && memory_bytes <= self.most_free.memory_bytes
     }

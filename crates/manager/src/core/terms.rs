@@ -12,7 +12,7 @@ use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
 /// Options of workers if the client names none.
 pub const DEFAULT_OPTIONS: WorkerOptions =
-    WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000, swap_bytes: 0 };
+    WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000, swap_bytes: 0, cores: 0 };
 /// Most workers of one request, over all of its nodes.
 pub const MAX_WORKERS: u32 = 65_536;
 /// Longest time that a request may wait for capacity, in milliseconds.
@@ -24,7 +24,7 @@ pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
 /// Resources and options of a request's leases, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeaseTerms {
-    /// Workers, each on a core of its own or on a slot of a shared one. 0: a segment, which is only memory.
+    /// Cores of all workers, or slots of shared ones. 0: a segment, which is only memory.
     pub workers: u32,
     /// Whether the workers share cores with those of other leases.
     pub shared: bool,
@@ -66,6 +66,7 @@ impl LeaseTerms {
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
         let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };
         within("cores", asked.cores.into(), 1, one_node.into())?;
+        check_cores_each(asked, options.cores_each())?;
         let worker = InboxShape::of(1, &options)?;
         check_times(asked)?;
         within(
@@ -75,14 +76,19 @@ impl LeaseTerms {
             MAX_WEIGHT_PERMILLE.into(),
         )?;
         if options.swap_bytes > 0 {
-            within("bytes to be swapped for each core", options.swap_bytes, MIN_SWAP_BYTES, MAX_SWAP_BYTES)?;
+            within(
+                "bytes to be swapped for each worker",
+                options.swap_bytes,
+                MIN_SWAP_BYTES,
+                MAX_SWAP_BYTES,
+            )?;
         }
         if asked.shared && options.hot_timeout_ns == ALWAYS_HOT_NS {
             let message =
                 "workers on shared cores cannot poll for ever: they would never leave their core to others";
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        let inbox_bytes = worker.len_bytes.saturating_mul(asked.cores.into());
+        let inbox_bytes = worker.len_bytes.saturating_mul((asked.cores / options.cores_each()).into());
         Ok(LeaseTerms {
             workers: asked.cores,
             shared: asked.shared,
@@ -120,8 +126,14 @@ impl LeaseTerms {
 
     /// Returns the terms with this much memory for each worker, and at least the memory of their inboxes.
     pub(super) fn with_memory_of_each(&self, memory_bytes: u64) -> LeaseTerms {
-        let memory_bytes = memory_bytes.saturating_mul(self.workers.into()).max(self.inbox_bytes);
+        let memory_bytes =
+            memory_bytes.saturating_mul((self.workers / self.cores_together()).into()).max(self.inbox_bytes);
         LeaseTerms { memory_bytes, ..*self }
+    }
+
+    /// Returns the number of cores that have to be on the same node: those of one worker.
+    pub(super) fn cores_together(&self) -> u32 {
+        self.options.cores_each()
     }
 
     /// Tells whether it is a segment, which is only memory.
@@ -135,6 +147,22 @@ impl LeaseTerms {
         let share = u128::from(self.memory_bytes) * u128::from(workers);
         u64::try_from(share.div_ceil(u128::from(self.workers.max(1)))).unwrap_or(u64::MAX)
     }
+}
+
+/// Checks the cores of each worker. A worker of several cores has them alone: it does not take turns on them.
+fn check_cores_each(asked: &LeaseRequest, each: u32) -> Result<(), Error> {
+    within("cores of each worker", each.into(), 1, MAX_CORES.into())?;
+    let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
+    if !asked.cores.is_multiple_of(each) {
+        return invalid(format!(
+            "{} cores asked, and workers of {each} cores: ask for a multiple",
+            asked.cores
+        ));
+    }
+    if each > 1 && asked.shared {
+        return invalid(format!("workers of {each} cores asked on shared cores, where a worker has one"));
+    }
+    Ok(())
 }
 
 fn check_times(asked: &LeaseRequest) -> Result<(), Error> {
@@ -175,7 +203,8 @@ mod tests {
     use super::*;
 
     fn asked() -> LeaseRequest {
-        let options = WorkerOptions { slots: 2, slot_bytes: 5_000, hot_timeout_ns: 7, swap_bytes: 0 };
+        let options =
+            WorkerOptions { slots: 2, slot_bytes: 5_000, hot_timeout_ns: 7, swap_bytes: 0, cores: 0 };
         LeaseRequest { cores: 1, options: Some(options), ..LeaseRequest::default() }
     }
 
@@ -202,6 +231,23 @@ mod tests {
         );
         let refusal = message(&LeaseRequest { memory_bytes: inbox - 1, ..asked() });
         assert!(refusal.contains("20479") && refusal.contains("20480"), "{refusal}");
+    }
+
+    #[test]
+    fn cores_of_workers_divide_all_cores() {
+        let of = |cores, each| {
+            let options = WorkerOptions { cores: each, ..asked().options.unwrap() };
+            LeaseRequest { cores, options: Some(options), ..asked() }
+        };
+        let terms = LeaseTerms::of(&of(6, 3)).unwrap();
+        assert_eq!((terms.workers, terms.cores_together()), (6, 3));
+        let inbox_bytes = 2 * 5 * 4096;
+        assert_eq!(terms.memory_bytes, inbox_bytes + 6 * MEMORY_PER_CORE_BYTES, "an inbox for each worker");
+        assert!(message(&of(7, 3)).contains("7 cores asked, and workers of 3 cores"));
+        assert!(message(&of(2, 3)).contains("2 cores asked, and workers of 3 cores"));
+        assert!(message(&of(1025, 1025)).contains("1025 cores of each worker asked, a lease has 1 to 1024"));
+        let shared = LeaseRequest { shared: true, ..of(4, 2) };
+        assert!(message(&shared).contains("workers of 2 cores asked on shared cores"));
     }
 
     #[test]

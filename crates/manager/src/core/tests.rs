@@ -18,7 +18,7 @@ use super::*;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{
     FunctionUsage, LeaseRequest, NodeDescription, NodeGeneration, PackageBuild, PackageInfo, Quota,
-    TenantUse, Usage,
+    TenantUse, Usage, WorkerOptions,
 };
 use sublet_proto::{Code, Error};
 
@@ -346,6 +346,47 @@ fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
     };
     let firsts: BTreeSet<NodeKey> = (0..64).map(first_of).collect();
     assert!(firsts.len() > 4, "many clients of many managers spread: {firsts:?}");
+}
+
+/// Requests workers that have this many cores each.
+fn asked_each(workers: u32, each: u32) -> LeaseRequest {
+    let options = WorkerOptions { cores: each, ..DEFAULT_OPTIONS };
+    LeaseRequest { options: Some(options), ..asked(workers * each) }
+}
+
+#[test]
+fn cores_of_a_worker_are_on_one_node() {
+    let mut fixture = CoreFixture::new();
+    for (name, cores) in [("a", 5), ("b", 3), ("c", 1)] {
+        let messages = sublet_proto::version::WORKER_CORES;
+        fixture.register(NodeDescription { messages, ..node(name, cores) }, 1, Vec::new()).unwrap();
+    }
+    let refused = fixture.refusal(&asked_each(1, 6));
+    assert_eq!(refused.code, Code::InsufficientResources);
+    assert!(refused.message.contains("6 cores of one node asked for each worker"), "{refused}");
+    assert!(refused.message.contains("the largest node has 5"), "{refused}");
+    // Nine cores are free, and only three pairs.
+    assert_eq!(fixture.refusal(&asked_each(4, 2)).code, Code::NoCapacity);
+    let leases = fixture.grant(&asked_each(3, 2));
+    let parts: Vec<_> = leases.iter().map(|&id| fixture.core.lease(id).unwrap().amount.workers).collect();
+    assert_eq!(parts, [4, 2]);
+    let described = fixture.core.describe(fixture.core.lease(leases[0]).unwrap());
+    assert_eq!((described.cores, described.cores_each(), described.workers()), (4, 2, 2));
+    assert_eq!(fixture.refusal(&asked_each(1, 2)).code, Code::NoCapacity, "a core is left on each node");
+    assert_eq!(fixture.grant(&asked(3)).len(), 3);
+}
+
+#[test]
+fn agents_that_give_one_core_take_no_worker_with_two() {
+    let mut fixture = CoreFixture::new();
+    fixture.register(node("old", 8), 1, Vec::new()).unwrap();
+    let refused = fixture.refusal(&asked_each(1, 2));
+    assert_eq!(refused.code, Code::VersionMismatch);
+    assert!(
+        refused.message.contains("every agent") && refused.message.contains("several cores"),
+        "{refused}"
+    );
+    assert_eq!(fixture.grant(&asked_each(2, 1)).len(), 1);
 }
 
 #[test]

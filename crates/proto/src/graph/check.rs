@@ -5,12 +5,12 @@ use std::ops::RangeInclusive;
 
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::model::{
-    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENTS, MAX_CONDITION_BYTES,
-    MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed,
-    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
+    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS,
+    MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::limits::{
-    MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
+    MAX_CORES, MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
 };
 use crate::names::name_form;
 use crate::package::{is_name, is_package};
@@ -149,6 +149,9 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
     if let Some(pu) = &resources.pu {
         problems.check_name(at("resources.pu"), pu);
     }
+    if let Some(cores) = resources.cores {
+        check_cores(cores, parallelism, at("resources.cores"), problems);
+    }
     if let Some(bytes) = resources.memory_bytes {
         problems.check_within(at("resources.memory_bytes"), bytes, 1..=MAX_MEMORY_BYTES);
     }
@@ -162,6 +165,18 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
         parallelism,
         has_external_effects: component.external_effects.unwrap_or_default(),
         resources,
+    }
+}
+
+fn check_cores(cores: u32, parallelism: u32, at: String, problems: &mut Problems) {
+    let before = problems.0.len();
+    problems.check_within(at.clone(), cores.into(), 1..=MAX_CORES.into());
+    let all = u64::from(cores) * u64::from(parallelism);
+    if problems.0.len() == before && all > u64::from(MAX_COMPONENT_CORES) {
+        let message = format!(
+            "{parallelism} instances with {cores} cores each have {all} cores, and a component has at most {MAX_COMPONENT_CORES}"
+        );
+        problems.add(at, message);
     }
 }
 

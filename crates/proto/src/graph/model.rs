@@ -16,6 +16,8 @@ pub const MAX_COMPONENTS: usize = 1024;
 pub const MAX_EDGES: usize = 16_384;
 /// Most instances of a compute component.
 pub const MAX_PARALLELISM: u32 = 1024;
+/// Most cores of a compute component's instances together.
+pub const MAX_COMPONENT_CORES: u32 = 65_536;
 /// Largest memory component, and most memory of a compute component's instance, in bytes: a pebibyte.
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Most segments of a memory component that has its full size.
@@ -85,6 +87,9 @@ pub struct Resources {
     /// Kind of processing unit; `None`: the cheapest for which the package has a build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pu: Option<String>,
+    /// Cores, all on one node; `None`: one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
     /// Memory of its own, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
@@ -95,6 +100,20 @@ pub struct Resources {
     /// memory is swapped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_bytes: Option<u64>,
+}
+
+impl Resources {
+    /// Returns the number of cores of an instance.
+    pub fn cores_each(&self) -> u32 {
+        self.cores.unwrap_or(1)
+    }
+}
+
+impl Compute {
+    /// Returns the number of cores of all instances together.
+    pub fn cores(&self) -> u32 {
+        self.parallelism.saturating_mul(self.resources.cores_each())
+    }
 }
 
 /// A component that holds data. It begins with its first access, and ends with the last component that may access it, or

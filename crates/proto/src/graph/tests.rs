@@ -13,7 +13,7 @@ fn document() -> Value {
         "components": [
             { "name": "load", "type": "compute", "entry": true, "package": "lr", "function": "load" },
             { "name": "train", "type": "compute", "package": "lr", "function": "train", "parallelism": 4,
-              "resources": { "pu": "cpu", "memory_bytes": 32 << 20, "pool": "compute", "swap_bytes": 1 << 30 } },
+              "resources": { "pu": "cpu", "cores": 3, "memory_bytes": 32 << 20, "pool": "compute", "swap_bytes": 1 << 30 } },
             { "name": "watch", "type": "compute", "package": format!("sha256:{}", "a".repeat(64)),
               "function": "watch", "external_effects": true },
             { "name": "samples", "type": "memory", "initial_bytes": 1 << 20, "increment_bytes": 1 << 16,
@@ -63,6 +63,7 @@ fn parses_a_document_with_defaults_for_missing_fields() {
     assert_eq!((load.parallelism, load.has_external_effects, load.is_entry), (1, false, true));
     let train = graph.components[1].compute().unwrap();
     assert_eq!((train.parallelism, train.resources.memory_bytes), (4, Some(32 << 20)));
+    assert_eq!((train.cores(), load.cores()), (12, 1));
     assert_eq!((train.resources.swap_bytes, load.resources.swap_bytes), (Some(1 << 30), None));
     let weights = graph.components[4].memory().unwrap();
     assert_eq!((weights.initial_bytes, weights.increment_bytes), (None, None), "earlier runs say");
@@ -173,6 +174,16 @@ fn reports_each_problem_of_resources_and_limits_with_its_position() {
             json!(u64::MAX),
             "components[1].resources.memory_bytes",
             "within",
+        ),
+        ("/components/1/resources/cores", json!(0), "components[1].resources.cores", "1 to 1024"),
+        ("/components/1/resources/cores", json!(1025), "components[1].resources.cores", "1 to 1024"),
+        ("/components/1/resources/cores", json!(2.5), "components[1].resources.cores", "invalid type"),
+        (
+            "/components/1",
+            json!({ "name": "train", "type": "compute", "package": "p", "function": "f",
+                    "parallelism": 1024, "resources": { "cores": 65 } }),
+            "components[1].resources.cores",
+            "have 66560 cores",
         ),
         ("/components/1/resources/threads", json!(2), "components[1].resources.threads", "unknown field"),
         ("/limits/cores", json!(0), "limits.cores", "without a core"),

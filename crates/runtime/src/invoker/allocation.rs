@@ -41,6 +41,8 @@ impl Policy {
 pub struct Allocation {
     pub(super) package: String,
     pub(super) cores: u32,
+    /// Cores of each worker.
+    cores_each: u32,
     memory_bytes: u64,
     timeout: Duration,
     slots: u32,
@@ -75,6 +77,7 @@ impl Allocation {
         Allocation {
             package: package.into(),
             cores: 1,
+            cores_each: 1,
             memory_bytes: 0,
             timeout: Duration::ZERO,
             slots: 8,
@@ -98,9 +101,17 @@ impl Allocation {
         }
     }
 
-    /// Requests this number of cores, each with a worker, on any number of nodes.
+    /// Requests this number of cores, each with a worker unless [`Allocation::cores_each`] says otherwise, on any number of
+    /// nodes.
     pub fn cores(mut self, cores: u32) -> Allocation {
         self.cores = cores;
+        self
+    }
+
+    /// Gives each worker this number of cores, all on one node, for functions that have threads or processes of their own.
+    /// The number of all cores must be a multiple of it. A call counts as executing on all cores of its worker.
+    pub fn cores_each(mut self, cores: u32) -> Allocation {
+        self.cores_each = cores;
         self
     }
 
@@ -333,6 +344,7 @@ impl Allocation {
                 slot_bytes: self.slot_bytes,
                 hot_timeout_ns: self.policy.hot_timeout_ns(),
                 swap_bytes: self.swap_bytes,
+                cores: self.cores_each,
             }),
         }
     }

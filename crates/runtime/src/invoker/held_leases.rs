@@ -227,7 +227,8 @@ impl LeaseAcquisition<'_> {
         grants: Vec<v1::LeaseGrant>,
     ) -> Result<Vec<Arc<ClientLease>>, Error> {
         let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
-        if let Err(error) = check_needs_are_granted(request, &grants) {
+        let granted = check_needs_are_granted(request, &grants);
+        if let Err(error) = granted.and_then(|()| check_cores_are_granted(request, &grants)) {
             self.in_vain.extend(ids);
             return Err(error);
         }
@@ -260,6 +261,17 @@ fn check_needs_are_granted(request: &v1::LeaseRequest, grants: &[v1::LeaseGrant]
     }
     let what = "secrets, folders and temporary space of a lease";
     version::check_messages("the manager", 0, what, version::NEEDS)
+}
+
+/// Checks that the manager has granted workers with as many cores as requested: one of an earlier version grants one.
+fn check_cores_are_granted(request: &v1::LeaseRequest, grants: &[v1::LeaseGrant]) -> Result<(), Error> {
+    let each = request.options.map_or(1, |options| options.cores_each());
+    let has_cores =
+        |grant: &v1::LeaseGrant| grant.lease.as_ref().is_some_and(|lease| lease.cores_each() == each);
+    if grants.iter().all(has_cores) {
+        return Ok(());
+    }
+    version::check_messages("the manager", 0, "workers with several cores", version::WORKER_CORES)
 }
 
 fn may_be_asked_anew(code: Code) -> bool {

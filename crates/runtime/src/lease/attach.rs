@@ -75,7 +75,7 @@ impl Attaching {
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let package = grant.package.ok_or_else(|| protocol("the grant names no package"))?;
         let options = description.options.ok_or_else(|| protocol("the lease has no options"))?;
-        let inbox = InboxLayout::new(description.cores, options.slots, options.slot_bytes)?;
+        let inbox = InboxLayout::new(description.workers(), options.slots, options.slot_bytes)?;
         let fabric = by.as_ref().map(|(_, network)| network.message());
         agent.tell(client_to_agent::Body::Attach(v1::Attach {
             ticket: grant.ticket,
@@ -102,6 +102,11 @@ impl Attaching {
             let what = "environment variables of a lease";
             version::check_messages(&agent, attached.0.messages, what, version::NEEDS)?;
         }
+        if self.description.cores_each() > 1 {
+            let agent = format!("the agent of node {}", self.description.node);
+            let what = "workers with several cores";
+            version::check_messages(&agent, attached.0.messages, what, version::WORKER_CORES)?;
+        }
         let asked_ns = self.asked_ns;
         let lease = self.lease(attached, client_context, first_worker)?;
         match lease.await_start(asked_ns) {
@@ -125,7 +130,7 @@ impl Attaching {
         if is != expected {
             return Err(protocol(format!("an inbox of {is} bytes instead of {expected}")));
         }
-        let results_layout = ResultsLayout::new(description.cores);
+        let results_layout = ResultsLayout::new(description.workers());
         let results = Region::create("sublet-results", results_layout.len_bytes())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::of_system("eventfd", &error.into()))?;
@@ -134,7 +139,7 @@ impl Attaching {
             None => local(inbox_file, expected)?,
             Some(by) => {
                 let route = route(by, agent.peer_ip(), &description.id, &attached)?;
-                let (workers, spin) = (description.cores, client_context.spin);
+                let (workers, spin) = (description.workers(), client_context.spin);
                 WorkerTransport::Remote(Box::new(RemoteWorkers::new(
                     route,
                     (&results, window),
@@ -147,7 +152,7 @@ impl Attaching {
         let lease = Arc::new(ClientLease {
             names: names(&package),
             results,
-            workers: (0..description.cores).map(|_| WorkerLink::new(options.slots)).collect(),
+            workers: (0..description.workers()).map(|_| WorkerLink::new(options.slots)).collect(),
             worker_transport,
             status: AtomicU32::new(IDLE),
             ending: AtomicU32::new(0),

@@ -184,7 +184,7 @@ impl ComponentExecutor {
 
     /// The share of the run's limits that the component will hold.
     fn amount(&self) -> BudgetAmount {
-        let cores = self.job.compute.parallelism.into();
+        let cores = self.job.compute.cores().into();
         BudgetAmount { cores, bytes: self.job.memory_bytes.unwrap_or(0) }
     }
 
@@ -211,7 +211,8 @@ impl ComponentExecutor {
     fn lease(&self, wait: Duration, share: BudgetShare) -> Result<ComponentWorkers, Error> {
         let ComponentJob { application, name, compute, package, near, options, .. } = &self.job;
         let mut allocation = Allocation::new(package)
-            .cores(compute.parallelism)
+            .cores(compute.cores())
+            .cores_each(compute.resources.cores_each())
             .policy(Policy::HotFor(options.hot_timeout))
             .slots(1)
             .timeout(options.lease_timeout)

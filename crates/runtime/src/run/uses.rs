@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use sublet_proto::graph::Graph;
+use sublet_proto::graph::{Compute, Graph};
 use sublet_proto::run::MAX_NODES;
 use sublet_proto::v1::{ComponentUse, Measured, UsagePoint};
 
@@ -145,6 +145,7 @@ impl Uses {
         let named = |component: &sublet_proto::graph::Component| ComponentUse {
             component: component.name.clone(),
             instances: component.compute().map_or(0, |compute| compute.parallelism),
+            cores: component.compute().map_or(0, Compute::cores),
             ..ComponentUse::default()
         };
         let components = graph.components.iter().map(named).collect();

@@ -28,7 +28,7 @@ pub(super) fn run<E: Engine>(
     load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>,
 ) -> Result<u8, Error> {
     let lacks = |what: &str| Error::new(Code::Protocol, format!("an executor without a {what}"));
-    pin(*setup.cores.first().ok_or_else(|| lacks("core"))?)?;
+    pin(setup.cores.first_chunk::<1>().ok_or_else(|| lacks("core"))?)?;
     let layout = UsageLayout::new(1, setup.functions);
     let usage = Region::attach(usage.ok_or_else(|| lacks("usage region"))?, layout.len_bytes())?;
     let meter = WorkerMeter::new(&usage, layout, 0)?;

@@ -50,16 +50,18 @@ fn inherited_bytes() -> u64 {
     })
 }
 
-/// Pins this thread to a core.
-pub(super) fn pin(core: u32) -> Result<(), Error> {
-    let index = core as usize;
-    if index >= CpuSet::MAX_CPU {
-        return Err(Error::new(Code::Protocol, format!("there is no core {core}")));
-    }
+/// Binds this thread to these cores. Threads and processes that it starts inherit them.
+pub(super) fn pin(cores: &[u32]) -> Result<(), Error> {
     let mut set = CpuSet::new();
-    set.set(index);
+    for &core in cores {
+        let index = core as usize;
+        if index >= CpuSet::MAX_CPU {
+            return Err(Error::new(Code::Protocol, format!("there is no core {core}")));
+        }
+        set.set(index);
+    }
     rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|error| Error::new(Code::System, format!("pinning a worker to core {core}: {error}")))
+        .map_err(|error| Error::new(Code::System, format!("binding a worker to cores {cores:?}: {error}")))
 }
 
 /// The exit status of a worker process.

@@ -66,7 +66,7 @@ pub(super) fn begin(
     execute: Execute,
 ) -> Result<u8, Error> {
     let spawned = SpawnedProgram::new(Path::new(&setup.package_folder), program);
-    let core = setup.cores.first().copied();
+    let core = setup.cores.first_chunk::<1>();
     pin(core.ok_or_else(|| Error::new(Code::Protocol, "a program without a core"))?)?;
     let layout = UsageLayout::new(1, setup.functions);
     let usage = descriptors.into_iter().nth(1);

@@ -41,8 +41,8 @@ pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), 
     let protocol = |message| Error::new(Code::Protocol, message);
     let device = device.ok_or_else(|| protocol("a worker that swaps, and no device for its page faults"))?;
     let options = setup.options.ok_or_else(|| protocol("the worker's set-up has no options"))?;
-    let swap_bytes =
-        options.swap_bytes.saturating_mul(setup.cores.len() as u64) / REGION_BYTES * REGION_BYTES;
+    let workers = setup.cores.len() as u64 / u64::from(options.cores_each());
+    let swap_bytes = options.swap_bytes.saturating_mul(workers) / REGION_BYTES * REGION_BYTES;
     let plan = SwapPlan::new(swap_bytes, setup.local_bytes);
     plan.check()?;
     let swapped = SwappedMemory::by(PageFaults::of_device(device.as_fd())?, plan, Box::new(RunsSpace))?;

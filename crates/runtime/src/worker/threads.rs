@@ -52,7 +52,12 @@ impl WorkerProcessState {
     ) -> Result<WorkerProcessState, Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, format!("the worker's set-up {message}"));
         let options = setup.options.ok_or_else(|| protocol("has no options"))?;
-        let workers = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
+        let cores = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
+        let each = options.cores_each();
+        if !cores.is_multiple_of(each) {
+            return Err(protocol(&format!("has {cores} cores for workers of {each} cores")));
+        }
+        let workers = cores / each;
         let layout = InboxLayout::new(workers, options.slots, options.slot_bytes)?;
         let usage_layout = UsageLayout::new(workers, setup.functions);
         let mut regions = regions.into_iter();
@@ -105,7 +110,7 @@ impl WorkerProcessState {
 
     #[expect(clippy::cast_possible_truncation, reason = "a message of `MAX_PACKET_BYTES` names the cores")]
     pub(super) fn workers(&self) -> u32 {
-        self.setup.cores.len() as u32
+        self.setup.cores.len() as u32 / self.options.cores_each()
     }
 
     /// Starts the worker threads, each with the endpoint that reaches its client; returns when all of them are on their
@@ -121,10 +126,10 @@ impl WorkerProcessState {
             return Err(Error::new(Code::Protocol, message));
         }
         let (ready, all_ready) = channel();
-        for (number, ((&core, &start), client)) in (0..).zip(self.setup.cores.iter().zip(starts).zip(clients))
-        {
+        let cores = self.setup.cores.chunks_exact(to_usize(self.options.cores_each().into()));
+        for (number, ((cores, &start), client)) in (0..).zip(cores.zip(starts).zip(clients)) {
             let ready = ready.clone();
-            let post = ThreadSetup { number, core, start, client, control };
+            let post = ThreadSetup { number, cores, start, client, control };
             if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
                 let _ = first.send(FirstWorker { post, ready });
                 continue;
@@ -145,7 +150,7 @@ impl WorkerProcessState {
 
     /// The body of a worker thread.
     pub(super) fn run_worker(&self, post: &ThreadSetup, ready: &Sender<Result<(), Error>>) {
-        let Err(error) = pin(post.core).and_then(|()| self.engine.work(self, post, ready));
+        let Err(error) = pin(post.cores).and_then(|()| self.engine.work(self, post, ready));
         let _ = ready.send(Err(error));
     }
 
@@ -204,7 +209,7 @@ impl<E: Engine> Works for E {
 /// Setup of a worker thread.
 pub(super) struct ThreadSetup {
     number: u32,
-    core: u32,
+    cores: &'static [u32],
     /// The ring position that it executes first.
     start: u64,
     client: &'static Endpoint,

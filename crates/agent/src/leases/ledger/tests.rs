@@ -71,7 +71,7 @@ fn bills_from_the_start_of_billing_and_releases_the_meter() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
     assert_eq!(ledger.report().leases[0].usage, Some(Default::default()));
-    let meter = Arc::new(LeaseMeter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap());
+    let meter = Arc::new(LeaseMeter::open((UsageLayout::new(1, 1), 1), Calibration::start()).unwrap());
     enrolment.bill(meter.clone());
     std::thread::sleep(Duration::from_millis(2));
     let running = ledger.report().leases[0].usage.unwrap();
@@ -120,7 +120,7 @@ fn journals_a_new_lease_at_once_and_reports_it_later() {
     let ledger = ledger();
     let (mut keepers, mut reporters) = (NewsCursor::with_beginnings(), NewsCursor::default());
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
-    enrolment.bill(Arc::new(LeaseMeter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap()));
+    enrolment.bill(Arc::new(LeaseMeter::open((UsageLayout::new(1, 1), 1), Calibration::start()).unwrap()));
     assert_eq!(ledger.wait_turn(&mut keepers, LONG), ThreadStep::Act);
     ledger.wait_turn(&mut reporters, Duration::ZERO);
     assert_eq!((keepers.news, keepers.begun), (reporters.news, Some(1)));

@@ -78,6 +78,8 @@ pub(super) struct ComponentUse {
     attempts: u32,
     /// Number of instances of a compute component; 0 for memory.
     pub(super) instances: u32,
+    /// Cores of all instances of a compute component; 0 for memory.
+    pub(super) cores: u32,
     /// Start of the component, counted from the start of the run.
     begin_us: u64,
     end_us: u64,
@@ -102,6 +104,8 @@ pub(super) fn component_uses(uses: &[v1::ComponentUse]) -> Vec<ComponentUse> {
         state: state(used.state()),
         attempts: used.attempts,
         instances: used.instances,
+        // A record of an earlier version has an instance for each core.
+        cores: if used.cores == 0 { used.instances } else { used.cores },
         begin_us: used.begin_us,
         end_us: used.end_us,
         allocated_bytes: used.allocated_bytes,
@@ -217,6 +221,7 @@ pub(super) fn show_uses(uses: &[ComponentUse]) -> String {
         [
             used.component.clone(),
             used.attempts.to_string(),
+            if used.cores == 0 { String::new() } else { used.cores.to_string() },
             us(used.begin_us),
             us(used.end_us.saturating_sub(used.begin_us)),
             show_bytes(used.allocated_bytes),
@@ -227,6 +232,6 @@ pub(super) fn show_uses(uses: &[ComponentUse]) -> String {
             },
         ]
     };
-    let headings = ["COMPONENT", "ATTEMPTS", "BEGAN", "TOOK", "LEASED", "USED", "OVER TIME"];
+    let headings = ["COMPONENT", "ATTEMPTS", "CORES", "BEGAN", "TOOK", "LEASED", "USED", "OVER TIME"];
     table(&headings, &uses.iter().map(row).collect::<Vec<_>>())
 }

@@ -20,11 +20,15 @@ pub(super) fn label(component: &Component) -> [String; 2] {
             let entry = if compute.is_entry { "* " } else { "" };
             let times =
                 if compute.parallelism > 1 { format!(" x{}", compute.parallelism) } else { String::new() };
+            let cores = match compute.resources.cores_each() {
+                1 => String::new(),
+                cores => format!(" ({cores} cores)"),
+            };
             let package = match compute.package.strip_prefix("sha256:") {
                 Some(digest) => &digest[..12],
                 None => &compute.package,
             };
-            [format!("{entry}{name}{times}"), format!("{package}/{}", compute.function)]
+            [format!("{entry}{name}{times}{cores}"), format!("{package}/{}", compute.function)]
         }
         Role::Memory(graph::MemoryNeed { initial_bytes, increment_bytes, .. }) => {
             let size = |bytes: &Option<u64>| bytes.map_or_else(|| "auto".to_owned(), show_bytes);

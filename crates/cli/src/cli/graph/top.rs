@@ -99,6 +99,7 @@ fn one(run: &RunSummary, now_ms: u64) -> String {
             of.component.clone(),
             of.state.unwrap_or_default().to_owned(),
             if of.instances == 0 { "memory".to_owned() } else { of.instances.to_string() },
+            if of.cores == 0 { String::new() } else { of.cores.to_string() },
             bytes(of.allocated_now_bytes),
             bytes(of.used_now_bytes),
             of.nodes.join(", "),
@@ -107,13 +108,15 @@ fn one(run: &RunSummary, now_ms: u64) -> String {
     };
     let rows: Vec<_> = run.components.iter().map(row).collect();
     if !rows.is_empty() {
-        text +=
-            &table(&["  COMPONENT", "STATE", "INSTANCES", "LEASED", "USED", "NODES", ""], &indented(rows));
+        text += &table(
+            &["  COMPONENT", "STATE", "INSTANCES", "CORES", "LEASED", "USED", "NODES", ""],
+            &indented(rows),
+        );
     }
     text
 }
 
-fn indented(mut rows: Vec<[String; 7]>) -> Vec<[String; 7]> {
+fn indented(mut rows: Vec<[String; 8]>) -> Vec<[String; 8]> {
     rows.iter_mut().for_each(|row| row[0].insert_str(0, "  "));
     rows
 }

@@ -44,7 +44,14 @@ pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
             "{asked} {kind} of one node asked, the largest node of a rack has {largest}"
         ));
     }
-    let (memory, one) = (terms.memory_bytes, terms.memory_of(if terms.max_nodes == 1 { asked } else { 1 }));
+    let each = terms.cores_together();
+    if each > largest {
+        return insufficient(format!(
+            "{each} cores of one node asked for each worker, the largest node of a rack has {largest}"
+        ));
+    }
+    let one_node = if terms.max_nodes == 1 { asked } else { each };
+    let (memory, one) = (terms.memory_bytes, terms.memory_of(one_node));
     if one > most_memory {
         return insufficient(format!(
             "{memory} bytes of memory asked, {one} of them on one node, the largest node of a rack has {most_memory}"
