@@ -56,6 +56,35 @@ SUBLET_FUNCTION uint32_t cores(void *in, uint32_t size, void *out, sublet_contex
     return answer(out, count);
 }
 
+/* Answers with the number of its instance and with how many there are, 32 bits each. */
+SUBLET_FUNCTION uint32_t who(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t told[2] = {sublet_instance(context), sublet_instances(context)};
+    (void)in, (void)size;
+    memcpy(out, told, sizeof told);
+    return sizeof told;
+}
+
+/* Makes "numbers" a page long, or two pages from the time on that its input says in milliseconds since 1970. */
+SUBLET_FUNCTION uint32_t swell(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t until_ms, now_ms;
+    struct timespec now;
+    sublet_channel numbers;
+    if (size != sizeof until_ms) return sublet_fail(context, "until when?");
+    memcpy(&until_ms, in, sizeof until_ms);
+    clock_gettime(CLOCK_REALTIME, &now);
+    now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    if (sublet_channel_open(context, "numbers", &numbers) ||
+        sublet_channel_grow(context, numbers, now_ms < until_ms ? 4096 : 8192))
+        return failed(context);
+    return answer(out, until_ms);
+}
+
+/* Like "who", after a second. */
+SUBLET_FUNCTION uint32_t who_later(void *in, uint32_t size, void *out, sublet_context *context) {
+    nap(1000);
+    return who(in, size, out, context);
+}
+
 /* Writes 1, 2, ... up to its input into "numbers"; hands on how many there are. */
 SUBLET_FUNCTION uint32_t fill(void *in, uint32_t size, void *out, sublet_context *context) {
     uint64_t count;

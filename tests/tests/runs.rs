@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread::{scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -129,6 +129,99 @@ fn refuses_instance_with_more_cores_than_any_node() {
         &["component wide", "1000 cores of one node", "largest node has"],
     );
     assert_idle(&platform);
+}
+
+/// The number and the count of each instance of "map", as its instances returned them.
+#[track_caller]
+fn told_by_instances(outcome: &Outcome) -> Vec<(u32, u32)> {
+    let [(name, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
+    assert_eq!(name, "map");
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+    outputs.iter().map(|output| (number(&output[..4]), number(&output[4..]))).collect()
+}
+
+#[test]
+fn number_of_instances_follows_from_an_output() {
+    let platform = platform();
+    let map = json!({ "parallelism": { "from": "plan", "limit": 2 } });
+    let components =
+        [compute_with("plan", "later", &json!({ "entry": true })), compute_with("map", "who", &map)];
+    let application = application(&platform, &document("planned", &components, &[trigger("plan", "map")]));
+    for (plan, instances) in [("1", 1), ("2 parts", 2), ("2\nof them", 2)] {
+        let outcome = application.run(plan.as_bytes()).unwrap();
+        let expected: Vec<(u32, u32)> = (0..instances).map(|instance| (instance, instances)).collect();
+        assert_eq!(told_by_instances(&outcome), expected, "{plan:?}");
+        let map = outcome.components.iter().find(|of| of.component == "map").unwrap();
+        assert_eq!((map.instances, map.cores, map.attempts), (instances, instances, 1));
+    }
+    for (plan, said) in [
+        ("", "instead of a number of instances from 1 to 2"),
+        ("-1", "begins with \"-1\""),
+        ("two", "begins with \"two\""),
+        ("0", "plan asks for 0 instances"),
+        ("3", "plan asks for 3 instances, allowed are 1 to 2"),
+    ] {
+        assert_fails(application.run(plan.as_bytes()), Code::InvalidArgument, &["component map: ", said]);
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn number_of_instances_follows_from_the_size_of_memory() {
+    let platform = platform();
+    let mut graph: Value = serde_json::from_slice(&sums()).unwrap();
+    graph["components"][1]["parallelism"] = json!({ "from": "numbers", "bytes_each": 4096, "limit": 2 });
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { fabric, ..RunOptions::default() };
+        let application = application_with(&platform, graph.to_string().as_bytes(), options);
+        for (count, instances) in [(1u64, 1), (512, 1), (513, 2), (300_000, 2)] {
+            let outcome = application.run(&count.to_le_bytes()).unwrap();
+            assert_eq!(total(&outcome), sum_to(count));
+            let share = outcome.components.iter().find(|of| of.component == "share").unwrap();
+            assert_eq!(share.instances, instances, "for {count} numbers");
+        }
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn resumed_run_keeps_a_number_of_instances_that_memory_decided() {
+    let platform = platform();
+    let map = json!({ "parallelism": { "from": "numbers", "bytes_each": 4096, "limit": 2 } });
+    let components = [
+        compute_with("swell", "swell", &json!({ "entry": true })),
+        compute_with("map", "who_later", &map),
+        memory("numbers"),
+    ];
+    let edges =
+        [trigger("swell", "map"), access("swell", "numbers", "write"), access("map", "numbers", "read")];
+    let application = application(&platform, &document("chain", &components, &edges));
+    let now_ms = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+    let now_ms = || u64::try_from(now_ms()).unwrap();
+    let until_ms = now_ms() + 3_000;
+    let mut client = begin(&platform, &until_ms.to_le_bytes());
+    let run = || platform.json(&["graph", "history", "chain"])["runs"][0]["run"].as_str().map(str::to_owned);
+    wait_until("the run has begun", || run().is_some());
+    let run = run().unwrap();
+    let reader = platform.invoker();
+    let decided = || {
+        let entries = reader.manager().read_run(&run, 0).unwrap().entries;
+        entries.into_iter().find(|entry| entry.decided_instances > 0)
+    };
+    wait_until("the number is recorded", || decided().is_some());
+    let decided = decided().unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    assert_idle(&platform);
+    assert_eq!(decided.from, "map");
+    // From then on, what writes the memory makes it longer.
+    wait_until("the memory would be longer", || now_ms() >= until_ms);
+    let outcome = application.resume(&run, |_| {}).unwrap();
+    let count = decided.decided_instances;
+    let expected: Vec<(u32, u32)> = (0..count).map(|instance| (instance, count)).collect();
+    assert_eq!(told_by_instances(&outcome), expected);
+    let longer = application.run(&until_ms.to_le_bytes()).unwrap();
+    assert_eq!(told_by_instances(&longer).len(), 2, "a new run has a number of its own");
 }
 
 /// One asks another as often as the input says.

@@ -13,6 +13,7 @@
 //! - has one entry, from which triggers lead to every other compute component, and triggers lead in no circle;
 //! - has no memory component without an access, and no message between components of which one starts when the other
 //!   has ended;
+//! - has the data from which a number of instances follows when that component begins;
 //! - has names that are unique and edges with two existing ends, each once;
 //! - is bounded by the constants here.
 //!
@@ -21,6 +22,8 @@
 mod check;
 mod document;
 mod model;
+mod parallelism;
+mod problems;
 #[cfg(test)]
 mod tests;
 
@@ -30,10 +33,10 @@ use crate::{Code, Error};
 use document::GraphSource;
 
 pub use model::{
-    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS,
-    MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits,
-    VERSION,
+    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, InstancesFrom, MAX_COMPONENT_CORES,
+    MAX_COMPONENTS, MAX_CONDITION_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM,
+    MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role,
+    RunLimits, VERSION,
 };
 
 impl Graph {

@@ -12,6 +12,7 @@
 //!   execute.rs a compute component: workers, and the calls of its instances
 //!   memory.rs  a memory component, and how it reaches workers
 //!   mailboxes.rs  what messages are carried by
+//!   instances.rs how many instances a component has, if that follows from data
 //!   journal.rs what was recorded
 //!   uses.rs    what components have and had, told by report.rs and over time by series.rs
 //! budget.rs    what the graph's limits leave
@@ -44,6 +45,7 @@ mod driver;
 mod event;
 mod execute;
 mod history;
+mod instances;
 mod journal;
 mod mailboxes;
 mod memory;

@@ -1,43 +1,19 @@
 //! Checks a graph document: the bounds of each field, the ends of each edge, and that a run of it can finish.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS,
-    MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights,
+    Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
+use super::parallelism::{self, Parallelism};
+use super::problems::Problems;
 use crate::limits::{
     MAX_CORES, MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
 };
-use crate::names::name_form;
-use crate::package::{is_name, is_package};
-
-/// Problems that were found so far.
-#[derive(Default)]
-struct Problems(Vec<Problem>);
-
-impl Problems {
-    fn add(&mut self, at: impl Into<String>, message: impl Into<String>) {
-        if self.0.len() < MAX_PROBLEMS {
-            self.0.push(Problem { at: at.into(), message: message.into() });
-        }
-    }
-
-    fn check_name(&mut self, at: String, name: &str) {
-        if !is_name(name) {
-            self.add(at, format!("{name:?} is no name: {}", name_form()));
-        }
-    }
-
-    fn check_within(&mut self, at: String, value: u64, bounds: RangeInclusive<u64>) {
-        if !bounds.contains(&value) {
-            self.add(at, format!("{value} is not within {} to {}", bounds.start(), bounds.end()));
-        }
-    }
-}
+use crate::package::is_package;
 
 /// Returns the graph of a document, or all problems of it. The whole is checked only when the parts are valid.
 pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
@@ -60,9 +36,16 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
     let names = names(&document.components, &mut problems);
     let types: Vec<ComponentType> = document.components.iter().map(|component| component.r#type).collect();
     let edges = edges_of(&document.edges, &names, &types, &mut problems);
-    let components = (0..)
-        .zip(document.components)
-        .map(|(index, component)| self::component(index, component, &mut problems));
+    let parallelism: Vec<Parallelism> = document
+        .components
+        .iter()
+        .enumerate()
+        .map(|(index, component)| parallelism::of((index, component), (&names, &types), &mut problems))
+        .collect();
+    let components =
+        (0..).zip(document.components).zip(parallelism).map(|((index, component), parallelism)| {
+            self::component(index, component, parallelism, &mut problems)
+        });
     let components = components.collect();
     let graph = Graph { name: document.name, components, edges, limits: document.limits };
     if problems.0.is_empty() {
@@ -111,7 +94,12 @@ fn names<'document>(
     names
 }
 
-fn component(index: usize, component: ComponentDocument, problems: &mut Problems) -> Component {
+fn component(
+    index: usize,
+    component: ComponentDocument,
+    parallelism: Parallelism,
+    problems: &mut Problems,
+) -> Component {
     let other = match component.r#type {
         ComponentType::Compute => ComponentType::Memory,
         ComponentType::Memory => ComponentType::Compute,
@@ -122,13 +110,19 @@ fn component(index: usize, component: ComponentDocument, problems: &mut Problems
     }
     let name = component.name.clone();
     let role = match component.r#type {
-        ComponentType::Compute => Role::Compute(compute(index, component, problems)),
+        ComponentType::Compute => Role::Compute(compute(index, component, parallelism, problems)),
         ComponentType::Memory => Role::Memory(memory(index, &component, problems)),
     };
     Component { name, role }
 }
 
-fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) -> Compute {
+fn compute(
+    index: usize,
+    component: ComponentDocument,
+    parallelism: Parallelism,
+    problems: &mut Problems,
+) -> Compute {
+    let Parallelism { most: parallelism, from: instances_from } = parallelism;
     let at = |field: &str| format!("components[{index}].{field}");
     let (package, function) = (component.package.unwrap_or_default(), component.function.unwrap_or_default());
     for (field, value) in [("package", &package), ("function", &function)] {
@@ -143,8 +137,6 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
             problems.add(at(field), message);
         }
     }
-    let parallelism = component.parallelism.unwrap_or(1);
-    problems.check_within(at("parallelism"), parallelism.into(), 1..=MAX_PARALLELISM.into());
     let resources = component.resources.unwrap_or_default();
     if let Some(pu) = &resources.pu {
         problems.check_name(at("resources.pu"), pu);
@@ -163,6 +155,7 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
         function,
         is_entry: component.entry.unwrap_or_default(),
         parallelism,
+        instances_from,
         has_external_effects: component.external_effects.unwrap_or_default(),
         resources,
     }
@@ -358,6 +351,7 @@ impl<'graph> Whole<'graph> {
         self.check_memory(problems);
         self.check_swapping(problems);
         self.check_messages(problems);
+        parallelism::check_sources(self.graph, |at| self.reached_from(at), &self.certain(), problems);
         self.check_conditions(problems);
     }
 

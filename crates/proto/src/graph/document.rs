@@ -7,12 +7,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{self, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::model::{
-    Component, Compute, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights, Problem,
-    Relation, Resources, Role, RunLimits, VERSION,
+    Component, Compute, Condition, Edge, Graph, InstancesFrom, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights,
+    Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::pool::Pool;
 
@@ -43,7 +43,7 @@ pub(super) struct ComponentDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) function: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) parallelism: Option<u32>,
+    pub(super) parallelism: Option<ParallelismDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) external_effects: Option<bool>,
     #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
@@ -56,6 +56,24 @@ pub(super) struct ComponentDocument {
     pub(super) limit_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pool: Option<Pool>,
+}
+
+/// The number of a component's instances, or what it follows from.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum ParallelismDocument {
+    Number(u32),
+    From(InstancesDocument),
+}
+
+/// What a number of instances follows from: the output of a compute component, or the bytes of a memory component.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct InstancesDocument {
+    pub(super) from: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) bytes_each: Option<u64>,
+    pub(super) limit: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -116,7 +134,7 @@ impl GraphSource {
         GraphSource {
             version: VERSION,
             name: graph.name.clone(),
-            components: graph.components.iter().map(ComponentDocument::of).collect(),
+            components: graph.components.iter().map(|of| ComponentDocument::of(of, name)).collect(),
             edges: graph.edges.iter().map(|edge| EdgeDocument::of(edge, name)).collect(),
             limits: graph.limits.clone(),
         }
@@ -124,7 +142,7 @@ impl GraphSource {
 }
 
 impl ComponentDocument {
-    fn of(component: &Component) -> ComponentDocument {
+    fn of(component: &Component, name: impl Fn(usize) -> String) -> ComponentDocument {
         let named = ComponentDocument { name: component.name.clone(), ..ComponentDocument::default() };
         match component.role.clone() {
             Role::Compute(Compute {
@@ -132,13 +150,17 @@ impl ComponentDocument {
                 function,
                 is_entry,
                 parallelism,
+                instances_from,
                 has_external_effects,
                 resources,
             }) => ComponentDocument {
                 entry: Some(is_entry),
                 package: Some(package),
                 function: Some(function),
-                parallelism: Some(parallelism),
+                parallelism: Some(match instances_from {
+                    None => ParallelismDocument::Number(parallelism),
+                    Some(from) => ParallelismDocument::From(InstancesDocument::of(from, parallelism, name)),
+                }),
                 external_effects: Some(has_external_effects),
                 resources: Some(resources),
                 ..named
@@ -175,6 +197,50 @@ impl ComponentDocument {
             ],
         };
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(field, _)| field).collect()
+    }
+}
+
+impl InstancesDocument {
+    fn of(from: InstancesFrom, limit: u32, name: impl Fn(usize) -> String) -> InstancesDocument {
+        match from {
+            InstancesFrom::Output { component } => {
+                InstancesDocument { from: name(component), bytes_each: None, limit }
+            }
+            InstancesFrom::Memory { memory, bytes_each } => {
+                InstancesDocument { from: name(memory), bytes_each: Some(bytes_each), limit }
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ParallelismDocument {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ParallelismDocument, D::Error> {
+        struct NumberOrObject;
+
+        impl<'de> Visitor<'de> for NumberOrObject {
+            type Value = ParallelismDocument;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of instances, or an object with \"from\" and \"limit\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<ParallelismDocument, E> {
+                let number = u32::try_from(number);
+                let number = number.map_err(|_| E::custom("the number of instances is too large"))?;
+                Ok(ParallelismDocument::Number(number))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<ParallelismDocument, E> {
+                Err(E::invalid_value(Unexpected::Signed(number), &self))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<ParallelismDocument, A::Error> {
+                InstancesDocument::deserialize(MapAccessDeserializer::new(fields))
+                    .map(ParallelismDocument::From)
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrObject)
     }
 }
 

@@ -71,13 +71,32 @@ pub struct Compute {
     pub function: String,
     /// Whether a run begins with it.
     pub is_entry: bool,
-    /// Number of instances that execute it at the same time.
+    /// Number of instances that execute it at the same time; the most if the number follows from data.
     pub parallelism: u32,
+    /// Data from which the number of instances follows when it begins; `None`: the number is fixed.
+    pub instances_from: Option<InstancesFrom>,
     /// Whether it changes anything outside of its run: if so, it is not executed again unasked when a component has
     /// died.
     pub has_external_effects: bool,
     /// Resources of each instance; memory that is left out is chosen from the usage of earlier runs.
     pub resources: Resources,
+}
+
+/// Data from which the number of a component's instances follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstancesFrom {
+    /// The number with which the output of a component that triggers it begins.
+    Output {
+        /// Index of that component.
+        component: usize,
+    },
+    /// One instance for each part of a memory component, and at least one.
+    Memory {
+        /// Index of the memory component.
+        memory: usize,
+        /// Size of a part, in bytes.
+        bytes_each: u64,
+    },
 }
 
 /// Resources that each instance of a compute component needs.

@@ -137,6 +137,117 @@ fn reports_each_problem_of_components_with_its_position() {
     ]);
 }
 
+/// A planner, a component whose number of instances follows from data, and memory that the planner writes.
+fn counted(parallelism: &Value, more: &Value, edges: &[Value]) -> Value {
+    let compute = |name: &str| json!({ "name": name, "type": "compute", "package": "p", "function": "f" });
+    let (mut plan, mut map) = (compute("plan"), compute("map"));
+    plan["entry"] = json!(true);
+    map["parallelism"] = parallelism.clone();
+    for (field, value) in more.as_object().unwrap() {
+        map[field] = value.clone();
+    }
+    let access =
+        |from: &str, rights: &str| json!({ "type": "access", "from": from, "to": "rows", "rights": rights });
+    let mut all = vec![edge("trigger", "plan", "map"), access("plan", "write"), access("map", "read")];
+    all.extend_from_slice(edges);
+    json!({ "version": 1, "name": "counted", "edges": all,
+            "components": [plan, map, { "name": "rows", "type": "memory" }, compute("other")] })
+}
+
+#[test]
+fn number_of_instances_follows_from_an_output_or_from_memory() {
+    let other = [edge("trigger", "plan", "other")];
+    let sources = [
+        (json!({ "from": "plan", "limit": 64 }), InstancesFrom::Output { component: 0 }),
+        (
+            json!({ "from": "rows", "bytes_each": 100, "limit": 64 }),
+            InstancesFrom::Memory { memory: 2, bytes_each: 100 },
+        ),
+    ];
+    for (parallelism, source) in sources {
+        let graph = parse(&counted(&parallelism, &json!({}), &other)).unwrap();
+        let map = graph.components[1].compute().unwrap();
+        assert_eq!((map.parallelism, map.instances_from), (64, Some(source)));
+        assert_eq!(parse(&serde_json::from_str(&graph.to_json()).unwrap()).unwrap(), graph);
+    }
+}
+
+#[test]
+fn reports_each_problem_of_a_number_that_follows_from_data() {
+    let other = edge("trigger", "plan", "other");
+    let (plan, rows) =
+        (json!({ "from": "plan", "limit": 8 }), json!({ "from": "rows", "bytes_each": 1, "limit": 8 }));
+    let swapping = json!({ "resources": { "memory_bytes": 32 << 20, "swap_bytes": 16 << 20 } });
+    let message = edge("message", "map", "other");
+    let cases = [
+        (json!({ "from": "plan" }), json!({}), None, "", "missing field `limit`"),
+        (json!({ "from": "plan", "limit": 0 }), json!({}), None, ".limit", "1 to 1024"),
+        (json!({ "from": "plan", "limit": 1025 }), json!({}), None, ".limit", "1 to 1024"),
+        (json!({ "from": "plan", "limit": "8" }), json!({}), None, ".limit", "invalid type"),
+        (json!({ "from": "plan", "limit": 8, "least": 2 }), json!({}), None, ".least", "unknown field"),
+        (json!({ "from": "absent", "limit": 8 }), json!({}), None, ".from", "no component \"absent\""),
+        (json!({ "from": "rows", "limit": 8 }), json!({}), None, ".bytes_each", "of type memory"),
+        (
+            json!({ "from": "plan", "bytes_each": 1, "limit": 8 }),
+            json!({}),
+            None,
+            ".bytes_each",
+            "of type compute",
+        ),
+        (
+            json!({ "from": "rows", "bytes_each": 0, "limit": 8 }),
+            json!({}),
+            None,
+            ".bytes_each",
+            "not within 1",
+        ),
+        (json!({ "from": "other", "limit": 8 }), json!({}), None, "", "\"other\" does not trigger"),
+        (json!({ "from": "map", "limit": 8 }), json!({}), None, "", "\"map\" does not trigger"),
+        (json!([8]), json!({}), None, "", "a number of instances, or an object"),
+        (json!(-1), json!({}), None, "", "invalid value"),
+        (plan, swapping, None, "", "has swap_bytes"),
+        (rows, json!({}), Some(message), "", "exchanges messages"),
+    ];
+    for (parallelism, more, message, field, said) in cases {
+        let edges: Vec<Value> = [Some(other.clone()), message].into_iter().flatten().collect();
+        let problems = parse(&counted(&parallelism, &more, &edges)).expect_err(said);
+        let at = format!("components[1].parallelism{field}");
+        let is_told = |problem: &Problem| problem.at == at && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{parallelism}: {problems:?}");
+    }
+}
+
+#[test]
+fn source_of_a_number_must_be_written_before_and_never_skipped() {
+    let rows = json!({ "from": "rows", "bytes_each": 1, "limit": 8 });
+    let mut unwritten = counted(&rows, &json!({}), &[edge("trigger", "plan", "other")]);
+    unwritten["edges"][1]["rights"] = json!("read");
+    let mut unread = counted(&rows, &json!({}), &[edge("trigger", "plan", "other")]);
+    unread["edges"].as_array_mut().unwrap().remove(2);
+    let plan = json!({ "from": "plan", "limit": 8 });
+    let mut conditional = counted(&plan, &json!({}), &[edge("trigger", "plan", "other")]);
+    conditional["edges"][0]["when"] = json!("1");
+    let mut wide = counted(&plan, &json!({}), &[edge("trigger", "plan", "other")]);
+    wide["components"][0]["parallelism"] = json!(2);
+    // "other" is skipped if the output of "plan" begins otherwise, and "map" is executed.
+    let from_other = json!({ "from": "other", "limit": 8 });
+    let mut skipped = counted(&from_other, &json!({}), &[edge("trigger", "plan", "other")]);
+    skipped["edges"][3]["when"] = json!("1");
+    skipped["edges"].as_array_mut().unwrap().push(edge("trigger", "other", "map"));
+    for (document, said) in [
+        (unwritten, "no component that writes \"rows\" ends before \"map\" begins"),
+        (unread, "\"map\" has no access to \"rows\""),
+        (conditional, "\"plan\" does not trigger \"map\" without a condition"),
+        (wide, "\"plan\" has 2 instances"),
+        (skipped, "\"other\" may be left out"),
+    ] {
+        let problems = parse(&document).expect_err(said);
+        let is_told =
+            |problem: &Problem| problem.at == "components[1].parallelism" && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{said}: {problems:?}");
+    }
+}
+
 #[test]
 fn reports_each_problem_of_edges_with_its_position() {
     assert_reports([

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sublet_proto::graph::{Component as Vertex, Relation};
+use sublet_proto::graph::{Compute, InstancesFrom, Relation};
 use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
@@ -15,6 +15,7 @@ use super::application::Application;
 use super::budget::RunBudget;
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
 use super::execute::{Cancel, ComponentExecutor, ComponentJob, Environment, Go};
+use super::instances::{NumberRule, parts_of};
 use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
 use super::memory::{Channels, ComponentAccess, MemoryComponent};
@@ -58,6 +59,8 @@ pub(super) struct RunDriver<'run> {
     journal: RunJournal,
     progress: RunProgress,
     running: HashMap<usize, ComponentThread>,
+    /// Numbers of instances of components that have begun, where they follow from data.
+    instances: HashMap<usize, u32>,
     /// Workers of components that are done, for those that follow.
     idle: HashMap<Environment, Vec<ComponentWorkers>>,
     memories: HashMap<usize, Arc<MemoryComponent>>,
@@ -99,6 +102,7 @@ impl<'run> RunDriver<'run> {
             application,
             journal,
             running: HashMap::new(),
+            instances: HashMap::new(),
             idle: HashMap::new(),
             memories: HashMap::new(),
             leaving: Vec::new(),
@@ -323,8 +327,8 @@ impl<'run> RunDriver<'run> {
                     self.uses.place(component, workers.nodes());
                     self.nodes.splice(0..0, workers.nodes());
                     self.nodes.truncate(8);
-                    let compute = self.application.graph.components[component].compute();
-                    if let Some(environment) = compute.map(Environment::of) {
+                    let compute = self.compute_of(component);
+                    if let Some(environment) = compute.as_ref().map(Environment::of) {
                         self.idle.entry(environment).or_default().push(workers.rest());
                     }
                 }
@@ -393,13 +397,56 @@ impl<'run> RunDriver<'run> {
         let wanted: HashSet<Environment> = self
             .progress
             .waiting()
-            .filter_map(|component| graph.components[component].compute().map(Environment::of))
+            .filter_map(|component| graph.components[component].compute())
+            .filter(|compute| compute.instances_from.is_none())
+            .map(Environment::of)
             .collect();
         let unwanted = self.idle.extract_if(|environment, _| !wanted.contains(environment));
         let_go(unwanted.flat_map(|(_, workers)| workers));
     }
 
+    /// The compute part of a component, with the number of instances of its latest execution.
+    fn compute_of(&self, component: usize) -> Option<Compute> {
+        let compute = self.application.graph.components[component].compute()?;
+        let parallelism = self.instances.get(&component).copied().unwrap_or(compute.parallelism);
+        Some(Compute { parallelism, ..compute.clone() })
+    }
+
+    /// Determines the number of instances of a component that begins, if it follows from data. A number by an output
+    /// follows from what is recorded. A number by the size of memory is recorded: a component that begins again keeps
+    /// it, also in a resumed run.
+    fn count_instances(&mut self, component: usize) -> Result<(), Error> {
+        let components = &self.application.graph.components;
+        let Some(compute) = components[component].compute() else { return Ok(()) };
+        let limit = compute.parallelism;
+        let instances = match compute.instances_from {
+            None => return Ok(()),
+            Some(InstancesFrom::Output { component: from }) => {
+                let outputs = self.progress.outputs_to(from, component);
+                let output = outputs.and_then(|outputs| outputs.first()).map_or(&[][..], Vec::as_slice);
+                let (component, from) = (&components[component].name, &components[from].name);
+                NumberRule { component, from, limit }.read(output)?
+            }
+            Some(InstancesFrom::Memory { memory, bytes_each }) => match self.journal.instances(component) {
+                Some(instances) => instances.min(limit),
+                None => {
+                    // Memory that nothing has accessed has no bytes.
+                    let len_bytes = self.memories.get(&memory).map_or(0, |memory| memory.used().len_bytes);
+                    let instances = parts_of(len_bytes, bytes_each, limit);
+                    self.journal.record_instances(component, instances)?;
+                    instances
+                }
+            },
+        };
+        self.instances.insert(component, instances);
+        let used = &mut self.uses.components[component];
+        used.instances = instances;
+        used.cores = instances.saturating_mul(compute.resources.cores_each());
+        Ok(())
+    }
+
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
+        self.count_instances(component)?;
         let channels = self.channels(component)?;
         let mut go = Go { attempt, input, channels };
         self.uses.components[component].attempts += 1;
@@ -423,7 +470,7 @@ impl<'run> RunDriver<'run> {
     fn spawn(&mut self, component: usize, attempt: u32, early_wait: Duration) -> Result<(), Error> {
         let Application { manager, graph, options, .. } = self.application;
         let of = &graph.components[component];
-        let Some(compute) = of.compute().cloned() else {
+        let Some(compute) = self.compute_of(component) else {
             return Err(Error::new(Code::Internal, format!("component {} executes nothing", of.name)));
         };
         // Near the components that it communicates with, and then near the rest of the run (Scad 4.1.1).
@@ -434,7 +481,7 @@ impl<'run> RunDriver<'run> {
         near.dedup();
         near.truncate(8);
         let job = ComponentJob {
-            memory_bytes: self.worker_bytes(of, attempt),
+            memory_bytes: self.worker_bytes(&of.name, &compute, attempt),
             component,
             name: of.name.clone(),
             application: graph.name.clone(),
@@ -466,10 +513,9 @@ impl<'run> RunDriver<'run> {
 
     /// The memory of all instances of a component together, in bytes; `None` leaves it to the managers. With a limit,
     /// the size must be known, as it is counted.
-    fn worker_bytes(&self, of: &Vertex, attempt: u32) -> Option<u64> {
-        let compute = of.compute()?;
+    fn worker_bytes(&self, name: &str, compute: &Compute, attempt: u32) -> Option<u64> {
         let said = compute.resources.memory_bytes;
-        let chosen = || self.application.past(|history| history.worker(&of.name, compute, attempt));
+        let chosen = || self.application.past(|history| history.worker(name, compute, attempt));
         let usual = || self.account.limits_memory().then_some(MEMORY_PER_CORE_BYTES);
         let each = said.or_else(chosen).or_else(usual)?;
         Some(each.saturating_mul(compute.parallelism.into()))
@@ -483,6 +529,11 @@ impl<'run> RunDriver<'run> {
         // Each component that runs leaves its workers to one of those that it triggers.
         let mut heirs: HashSet<usize> = HashSet::new();
         for component in upcoming {
+            let compute = self.application.graph.components[component].compute();
+            if compute.is_some_and(|compute| compute.instances_from.is_some()) {
+                // How many workers it needs is known when it begins.
+                continue;
+            }
             if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
                 continue;
             }
@@ -499,7 +550,7 @@ impl<'run> RunDriver<'run> {
             // Workers that have swapped are not passed on.
             return false;
         }
-        let environment = |at: usize| graph.components[at].compute().map(Environment::of);
+        let environment = |at: usize| self.compute_of(at).as_ref().map(Environment::of);
         let before = graph.edges_to(component).filter(|edge| edge.relation == Relation::Trigger);
         let running = before.map(|edge| edge.from).filter(|before| self.running.contains_key(before));
         let mut alike = running.filter(|&before| environment(before) == environment(component));

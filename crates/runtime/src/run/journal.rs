@@ -1,5 +1,6 @@
 //! Records a run in the managers' store, where it survives its client and its components.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,6 +24,8 @@ pub(super) struct RunJournal {
     graph: Arc<Graph>,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
+    /// Recorded numbers of instances, by component.
+    instances: HashMap<usize, u32>,
     /// The number of the latest entry.
     last: u64,
 }
@@ -46,6 +49,7 @@ impl RunJournal {
             run,
             graph: graph.clone(),
             packages: begun.packages,
+            instances: HashMap::new(),
             last: 0,
         })
     }
@@ -61,6 +65,7 @@ impl RunJournal {
             run: run.to_owned(),
             graph: graph.clone(),
             packages: Vec::new(),
+            instances: HashMap::new(),
             last: 0,
         };
         let (mut input, mut entries) = (Vec::new(), Vec::new());
@@ -78,6 +83,8 @@ impl RunJournal {
             journal.last = last.number;
             entries.extend(page.entries);
         }
+        let (decisions, entries) = entries.into_iter().partition(is_decision);
+        journal.instances = decided(graph, decisions)?;
         let records = records(graph, entries)?;
         Ok((journal, input, records))
     }
@@ -127,6 +134,25 @@ impl RunJournal {
         Ok(())
     }
 
+    /// The recorded number of instances of a component.
+    pub(super) fn instances(&self, component: usize) -> Option<u32> {
+        self.instances.get(&component).copied()
+    }
+
+    /// Records the number of instances with which a component begins, in this run, from now on.
+    ///
+    /// # Errors
+    /// The managers' errors. The number is then not recorded.
+    pub(super) fn record_instances(&mut self, component: usize, instances: u32) -> Result<(), Error> {
+        self.last += 1;
+        let from = self.graph.components[component].name.clone();
+        let entry =
+            JournalEntry { number: self.last, from, decided_instances: instances, ..JournalEntry::default() };
+        self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries: vec![entry] })?;
+        self.instances.insert(component, instances);
+        Ok(())
+    }
+
     /// Ends the run. The managers may then delete its records.
     pub(super) fn end(
         &self,
@@ -141,12 +167,29 @@ impl RunJournal {
     }
 }
 
+/// Whether an entry records a number of instances instead of an output.
+fn is_decision(entry: &JournalEntry) -> bool {
+    entry.decided_instances > 0
+}
+
+/// The recorded numbers of instances, by component.
+fn decided(graph: &Graph, entries: Vec<JournalEntry>) -> Result<HashMap<usize, u32>, Error> {
+    let mut decided = HashMap::new();
+    for JournalEntry { from, decided_instances, .. } in entries {
+        decided.insert(index_of(graph, &from)?, decided_instances);
+    }
+    Ok(decided)
+}
+
+/// The component with a name.
+fn index_of(graph: &Graph, name: &str) -> Result<usize, Error> {
+    let found = graph.components.iter().position(|component| component.name == name);
+    found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
+}
+
 /// The entries' records, in their order. One of which not all instances' entries are there was never made.
 fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<KeptRecord>, Error> {
-    let index = |name: &String| {
-        let found = graph.components.iter().position(|component| component.name == *name);
-        found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
-    };
+    let index = |name: &String| index_of(graph, name);
     let (mut records, mut outputs) = (Vec::new(), Vec::new());
     for entry in entries {
         if entry.instance == 0 {
@@ -178,8 +221,8 @@ mod tests {
         JournalEntry { from, instance, instances, output, ..JournalEntry::default() }
     }
 
-    /// The components and outputs of the records.
-    fn said(entries: Vec<JournalEntry>) -> Result<Vec<(usize, String)>, Error> {
+    /// A graph of two components, a and b.
+    fn pair() -> Graph {
         let component = |name, entry| {
             format!(r#"{{"name":"{name}","type":"compute","package":"p","function":"f","entry":{entry}}}"#)
         };
@@ -188,9 +231,30 @@ mod tests {
             component("a", true),
             component("b", false)
         );
-        let records = records(&Graph::parse(json.as_bytes()).unwrap(), entries)?;
+        Graph::parse(json.as_bytes()).unwrap()
+    }
+
+    /// The components and outputs of the records.
+    fn said(entries: Vec<JournalEntry>) -> Result<Vec<(usize, String)>, Error> {
+        let records = records(&pair(), entries)?;
         let outputs = |record: &KeptRecord| String::from_utf8(record.outputs.join(&b',')).unwrap();
         Ok(records.iter().map(|record| (record.from, outputs(record))).collect())
+    }
+
+    #[test]
+    fn numbers_of_instances_are_read_apart_from_outputs() {
+        let number = |from: &str, decided_instances| JournalEntry {
+            decided_instances,
+            from: from.into(),
+            ..JournalEntry::default()
+        };
+        let (first, second) = (entry("a", (0, 2), "1"), entry("a", (1, 2), "2"));
+        let all = vec![first, second, number("b", 7), entry("b", (0, 1), "x")];
+        let (decisions, entries): (Vec<_>, Vec<_>) = all.into_iter().partition(is_decision);
+        assert_eq!(decided(&pair(), decisions).unwrap(), HashMap::from([(1, 7)]));
+        assert_eq!(said(entries).unwrap(), [(0, "1,2".to_owned()), (1, "x".to_owned())]);
+        let error = decided(&pair(), vec![number("c", 1)]).unwrap_err();
+        assert!(error.message.contains("has no c"), "{error}");
     }
 
     #[test]

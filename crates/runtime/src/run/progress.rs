@@ -533,7 +533,7 @@ impl RunProgress {
     }
 
     /// The outputs that a component has handed on to one that it triggers.
-    fn outputs_to(&self, from: usize, to: usize) -> Option<&Outputs> {
+    pub(crate) fn outputs_to(&self, from: usize, to: usize) -> Option<&Outputs> {
         self.handed[from].iter().find(|handed| handed.to == Some(to))?.outputs.as_ref()
     }
 

@@ -129,8 +129,8 @@ pub(super) fn check(graph: &Graph) -> Result<(), Vec<Problem>> {
         let at = |field: &str| format!("components[{index}]{field}");
         match role {
             Role::Memory(_) => add(at(".type"), "a chain of executors has no memory components"),
-            Role::Compute(Compute { parallelism, resources, .. }) => {
-                if *parallelism > 1 {
+            Role::Compute(Compute { parallelism, instances_from, resources, .. }) => {
+                if *parallelism > 1 || instances_from.is_some() {
                     add(at(".parallelism"), "a component of a chain of executors has one instance");
                 }
                 if *resources != (Resources { pu: resources.pu.clone(), ..Resources::default() }) {

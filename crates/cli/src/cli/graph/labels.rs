@@ -18,8 +18,11 @@ pub(super) fn label(component: &Component) -> [String; 2] {
     match &component.role {
         Role::Compute(compute) => {
             let entry = if compute.is_entry { "* " } else { "" };
-            let times =
-                if compute.parallelism > 1 { format!(" x{}", compute.parallelism) } else { String::new() };
+            let times = match (compute.instances_from, compute.parallelism) {
+                (Some(_), most) => format!(" x1..{most}"),
+                (None, 1) => String::new(),
+                (None, instances) => format!(" x{instances}"),
+            };
             let cores = match compute.resources.cores_each() {
                 1 => String::new(),
                 cores => format!(" ({cores} cores)"),

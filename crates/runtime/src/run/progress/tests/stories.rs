@@ -230,6 +230,7 @@ fn any_graph(dice: &mut Dice) -> Graph {
                 function: "f".into(),
                 is_entry: at == 0,
                 parallelism,
+                instances_from: None,
                 has_external_effects: has_effects && dice.is_once_in(4),
                 resources: Resources::default(),
             }),
