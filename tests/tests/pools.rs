@@ -111,6 +111,37 @@ fn nodes_without_a_pool_are_distinguished_by_free_capacity() {
     wait_until("the node has everything again", || pools(&cluster)[1] == "balanced");
 }
 
+#[test]
+fn tenant_cannot_exhaust_a_memory_pool() {
+    let cluster = cluster();
+    let set = ["tenant", "set", "greedy", "--pool-memory", "memory=2MiB"];
+    let shown = cluster.json(&set);
+    assert_eq!(
+        shown["pools"][1],
+        json!({ "pool": "memory", "memory_bytes": 0, "memory_limit_bytes": 2 * MIB })
+    );
+    let greedy = connect(&cluster.user("greedy"));
+    let memory = greedy.memory(plan().pool(Pool::Memory)).unwrap();
+    memory.write(0, &[1]).unwrap();
+    memory.write(MIB, &[1]).unwrap();
+    let said = ["greedy", "in the memory pool", "2097152"];
+    assert_fails(memory.write(2 * MIB, &[1]), Code::QuotaExceeded, &said);
+    assert_fails(greedy.memory(plan().pool(Pool::Memory)).map(drop), Code::QuotaExceeded, &said);
+    // What does not insist on the pool is elsewhere, and another tenant has the pool's memory.
+    let other_pool = greedy.memory(plan()).unwrap();
+    other_pool.write(0, &[1]).unwrap();
+    assert_eq!(other_pool.segments()[0].node, "node-2");
+    let modest = connect(&cluster.user("modest"));
+    let its = modest.memory(plan().initial_bytes(16 * MIB).pool(Pool::Memory)).unwrap();
+    assert_eq!(its.segments()[0].node, "node-1");
+    let tenants = cluster.json(&["tenant", "list"])["tenants"].take();
+    let of = |name: &str| tenants.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap().clone();
+    assert_eq!(of("greedy")["pools"][1]["memory_bytes"], 2 * MIB);
+    // What is given back may be leased again.
+    drop(memory);
+    wait_until("the memory may be leased again", || greedy.memory(plan().pool(Pool::Memory)).is_ok());
+}
+
 fn graph() -> Vec<u8> {
     let of = |name: &str, more: Value| {
         let mut component =

@@ -347,6 +347,7 @@ impl Core {
             cold_imports: lease.cold_imports.as_deref().cloned(),
             environment: lease.package.environment_of(lease.build).to_owned(),
             needs: Some(lease.needs.as_ref().clone()).filter(|needs| !needs.is_empty()),
+            pool: lease.amount.pool.to_string(),
         }
     }
 }

@@ -270,8 +270,13 @@ mod tests {
         let mut peers = Peers::join(&store, 1).unwrap();
         let node = |number: usize| NodeGeneration { node: format!("{number:0>64}"), generation: u64::MAX };
         let (nodes, tenants) = (20_000, MAX_HOLDINGS + 1);
-        let most =
-            TenantUse { cores: u32::MAX, memory_bytes: u64::MAX, leases: u32::MAX, spent_nano: u64::MAX };
+        let most = TenantUse {
+            cores: u32::MAX,
+            memory_bytes: u64::MAX,
+            leases: u32::MAX,
+            spent_nano: u64::MAX,
+            ..TenantUse::default()
+        };
         let holding = |number| Holding { tenant: format!("{number:0>64}"), r#use: Some(most) };
         let mut seen = std::collections::BTreeSet::new();
         for beat in 0..100 {

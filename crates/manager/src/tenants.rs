@@ -32,6 +32,9 @@ const NO_QUOTA: Quota = Quota {
     graphs: None,
     runs: None,
     leases_per_day: None,
+    compute_pool_bytes: None,
+    memory_pool_bytes: None,
+    balanced_pool_bytes: None,
 };
 
 /// The tenants of a store.

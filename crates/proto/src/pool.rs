@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Code, Error};
+use crate::{Code, Error, v1};
 
 /// Pool that a node belongs to, or that a lease has to be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
@@ -38,6 +38,57 @@ impl Pool {
     /// `invalid_argument` if no such pool exists.
     pub fn said(text: &str) -> Result<Option<Pool>, Error> {
         if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    }
+}
+
+impl v1::Quota {
+    /// Returns the most memory in a pool, in bytes; `None`: it is not limited.
+    pub fn pool_bytes(&self, pool: Pool) -> Option<u64> {
+        match pool {
+            Pool::Compute => self.compute_pool_bytes,
+            Pool::Memory => self.memory_pool_bytes,
+            Pool::Balanced => self.balanced_pool_bytes,
+        }
+    }
+
+    /// Returns the field of a pool's limit.
+    pub fn pool_bytes_mut(&mut self, pool: Pool) -> &mut Option<u64> {
+        match pool {
+            Pool::Compute => &mut self.compute_pool_bytes,
+            Pool::Memory => &mut self.memory_pool_bytes,
+            Pool::Balanced => &mut self.balanced_pool_bytes,
+        }
+    }
+}
+
+impl v1::TenantUse {
+    /// Returns the memory in a pool, in bytes.
+    pub fn pool_bytes(&self, pool: Pool) -> u64 {
+        match pool {
+            Pool::Compute => self.compute_pool_bytes,
+            Pool::Memory => self.memory_pool_bytes,
+            Pool::Balanced => self.balanced_pool_bytes,
+        }
+    }
+
+    /// Returns the field of a pool's memory.
+    pub fn pool_bytes_mut(&mut self, pool: Pool) -> &mut u64 {
+        match pool {
+            Pool::Compute => &mut self.compute_pool_bytes,
+            Pool::Memory => &mut self.memory_pool_bytes,
+            Pool::Balanced => &mut self.balanced_pool_bytes,
+        }
+    }
+
+    /// Adds other use, but no spending.
+    pub fn add_resources(&mut self, other: &v1::TenantUse) {
+        self.cores = self.cores.saturating_add(other.cores);
+        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
+        self.leases = self.leases.saturating_add(other.leases);
+        for pool in Pool::ALL {
+            let bytes = self.pool_bytes_mut(pool);
+            *bytes = bytes.saturating_add(other.pool_bytes(pool));
+        }
     }
 }
 

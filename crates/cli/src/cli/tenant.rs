@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::Error;
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Quota, Tenant};
 
 use super::ConnectionArguments;
@@ -56,6 +57,10 @@ struct Set {
     /// Maximum memory at a time
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Limit<u64>>,
+
+    /// Maximum memory at a time in a pool of nodes, for each pool to be limited: `memory=32GiB`
+    #[arg(long, value_name = "POOL=SIZE", value_parser = pool_memory)]
+    pool_memory: Vec<(Pool, Limit<u64>)>,
 
     /// Maximum leases at a time
     #[arg(long, value_name = "N", value_parser = cores)]
@@ -111,6 +116,7 @@ struct TenantView {
     cores_limit: Option<u32>,
     memory_bytes: u64,
     memory_limit_bytes: Option<u64>,
+    pools: Vec<PoolView>,
     leases: u32,
     leases_limit: Option<u32>,
     spent_nano: u64,
@@ -124,6 +130,14 @@ struct TenantView {
     graphs_limit: Option<u32>,
     runs_limit: Option<u32>,
     leases_per_day_limit: Option<u32>,
+}
+
+/// Memory of a tenant's leases in a pool.
+#[derive(Debug, Serialize)]
+struct PoolView {
+    pool: Pool,
+    memory_bytes: u64,
+    memory_limit_bytes: Option<u64>,
 }
 
 /// Output of `list`.
@@ -142,6 +156,13 @@ impl From<Tenant> for TenantView {
             cores_limit: quota.cores,
             memory_bytes: used.memory_bytes,
             memory_limit_bytes: quota.memory_bytes,
+            pools: Pool::ALL
+                .map(|pool| PoolView {
+                    pool,
+                    memory_bytes: used.pool_bytes(pool),
+                    memory_limit_bytes: quota.pool_bytes(pool),
+                })
+                .into(),
             leases: used.leases,
             leases_limit: quota.leases,
             spent_nano: used.spent_nano,
@@ -214,6 +235,12 @@ fn memory(text: &str) -> Result<Limit<u64>, String> {
     limit(text, size)
 }
 
+/// Parses the limit of a pool's memory.
+fn pool_memory(text: &str) -> Result<(Pool, Limit<u64>), String> {
+    let (pool, limit) = text.split_once('=').ok_or("a pool and a size, as memory=32GiB, were expected")?;
+    Ok((pool.parse::<Pool>().map_err(|error| error.message)?, memory(limit)?))
+}
+
 fn spend(text: &str) -> Result<Limit<u64>, String> {
     limit(text, amount)
 }
@@ -234,7 +261,7 @@ fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
     let manager = set.connection.open()?;
     let known = manager.list_tenants()?.into_iter().find(|tenant| tenant.name == set.name);
     let held = known.and_then(|tenant| tenant.quota).unwrap_or_default();
-    let quota = Quota {
+    let mut quota = Quota {
         cores: Limit::over(set.cores, held.cores),
         memory_bytes: Limit::over(set.memory, held.memory_bytes),
         leases: Limit::over(set.leases, held.leases),
@@ -244,7 +271,11 @@ fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
         graphs: LimitWithDefault::over(set.graphs, held.graphs),
         runs: LimitWithDefault::over(set.runs, held.runs),
         leases_per_day: LimitWithDefault::over(set.leases_per_day, held.leases_per_day),
+        ..held
     };
+    for &(pool, limit) in &set.pool_memory {
+        *quota.pool_bytes_mut(pool) = Limit::over(Some(limit), None);
+    }
     let tenant =
         manager.set_tenant(Tenant { name: set.name.clone(), quota: Some(quota), ..Tenant::default() })?;
     output.show(&TenantView::from(tenant), |tenant| text(std::slice::from_ref(tenant)))
@@ -252,7 +283,13 @@ fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
 
 fn text(tenants: &[TenantView]) -> String {
     let rows: Vec<_> = tenants.iter().map(row).collect();
-    table(&["TENANT", "CORES", "MEMORY", "LEASES", "SPENT", "STORED"], &rows)
+    table(&["TENANT", "CORES", "MEMORY", "IN POOLS", "LEASES", "SPENT", "STORED"], &rows)
+}
+
+/// Describes the use of a pool whose memory is limited.
+fn limited(PoolView { pool, memory_bytes, memory_limit_bytes }: &PoolView) -> Option<String> {
+    let limit = show_bytes((*memory_limit_bytes)?);
+    Some(format!("{pool} {} of {limit}", show_bytes(*memory_bytes)))
 }
 
 fn row(tenant: &TenantView) -> Vec<String> {
@@ -264,6 +301,7 @@ fn row(tenant: &TenantView) -> Vec<String> {
         tenant.name.clone(),
         of(tenant.cores.to_string(), tenant.cores_limit.map(|limit| limit.to_string())),
         of(show_bytes(tenant.memory_bytes), tenant.memory_limit_bytes.map(show_bytes)),
+        tenant.pools.iter().filter_map(limited).collect::<Vec<_>>().join(", "),
         of(tenant.leases.to_string(), tenant.leases_limit.map(|limit| limit.to_string())),
         of(show_nano(tenant.spent_nano), tenant.spend_limit_nano.map(show_nano)),
         of(
@@ -283,6 +321,11 @@ mod tests {
         assert_eq!(Limit::over(Some(cores("none").unwrap()), Some(3)), None);
         assert_eq!(Limit::over(Some(cores("5").unwrap()), Some(3)), Some(5));
         assert_eq!(spend("1.5"), Ok(Limit::Of(1_500_000_000)));
+        assert_eq!(pool_memory("memory=1KiB"), Ok((Pool::Memory, Limit::Of(1024))));
+        assert_eq!(pool_memory("compute=none"), Ok((Pool::Compute, Limit::None)));
+        for (wrong, said) in [("1KiB", "memory=32GiB"), ("disk=1KiB", "no pool"), ("memory=x", "or none")] {
+            assert!(pool_memory(wrong).is_err_and(|why| why.contains(said)), "{wrong}");
+        }
         assert!(cores("x").is_err_and(|why| why.ends_with("or none")));
         assert_eq!(LimitWithDefault::over(Some(stored("default").unwrap()), Some(3)), None);
         assert_eq!(LimitWithDefault::over(Some(stored("none").unwrap()), Some(3)), Some(u64::MAX));

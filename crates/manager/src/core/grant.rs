@@ -98,7 +98,7 @@ impl Core {
         if pools.is_empty() {
             return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
         }
-        let placed = placement::place(&self.nodes, request, pools, &mut self.chance)?;
+        let placed = self.place_within_quota(request, pools)?;
         let Placement { choice, parts, why } = placed;
         debug_assert_eq!(
             parts.iter().map(|part| u64::from(part.amount.workers)).sum::<u64>(),
@@ -118,7 +118,7 @@ impl Core {
             .map(|part| {
                 debug_assert!(
                     self.nodes.get(part.node).is_some_and(|node| {
-                        let (LeaseResources { workers, shared, memory_bytes }, free) =
+                        let (LeaseResources { workers, shared, memory_bytes, .. }, free) =
                             (part.amount, node.free());
                         workers <= free.workers(shared) && memory_bytes <= free.memory_bytes
                     }),
@@ -156,6 +156,21 @@ impl Core {
             })
             .collect();
         Ok((CoreAction::Granted { tenant: request.tenant, request: request.id, leases }, pools))
+    }
+
+    /// Places a request in those of the pools in which the tenant's quota leaves it enough memory.
+    fn place_within_quota(&mut self, request: &ClientRequest, pools: Pools) -> Result<Placement, Error> {
+        let (tenant, bytes) = (self.tenants.get(request.tenant), request.terms.memory_bytes);
+        let allowed = pools.without(tenant.full_pools(bytes));
+        if allowed.is_empty() {
+            return Err(tenant.pool_refusal(pools, bytes));
+        }
+        let placed = placement::place(&self.nodes, request, allowed, &mut self.chance);
+        placed.map_err(|error| match error.code {
+            // Only pools in which the tenant has its quota could take it.
+            Code::InsufficientResources if allowed != pools => tenant.pool_refusal(pools, bytes),
+            _ => error,
+        })
     }
 
     /// Grants free capacity to waiting requests, in turn.

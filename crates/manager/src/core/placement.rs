@@ -87,10 +87,10 @@ pub(super) fn place(
         return Err(Error::new(Code::InsufficientResources, message));
     }
     let alone = |part: PlacementPart| {
-        let LeaseResources { workers, shared, memory_bytes } = part.amount;
+        let LeaseResources { workers, memory_bytes, .. } = part.amount;
         let parts = workers / each;
         let memory_bytes = memory_bytes / u64::from(parts.max(1));
-        let amount = LeaseResources { workers: each, shared, memory_bytes };
+        let amount = LeaseResources { workers: each, memory_bytes, ..part.amount };
         (0..parts).map(move |_| PlacementPart { amount, ..part })
     };
     Ok(Placement { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
@@ -178,7 +178,7 @@ impl Search<'_> {
         })?;
         let amount = amount(terms, terms.workers);
         if self.fits(node, choice.class, amount) {
-            return Ok((choice, vec![PlacementPart { node: key, amount }]));
+            return Ok((choice, vec![self.part(key, amount)]));
         }
         let (free, LeaseResources { workers, memory_bytes, .. }) = (node.free(), amount);
         let message = format!(
@@ -267,7 +267,7 @@ impl Search<'_> {
             "{amount:?} was placed on {:?}",
             nodes.get(node)
         );
-        Some(PlacementPart { node, amount })
+        Some(self.part(node, amount))
     }
 
     /// Searches the neighbours' racks and then all racks, in the first pool, then in the first two, and so on, until
@@ -317,7 +317,7 @@ impl Search<'_> {
             let workers = workers - workers % terms.cores_together();
             let amount = amount(terms, workers);
             if workers > 0 && amount.memory_bytes <= free.memory_bytes {
-                parts.push(PlacementPart { node, amount });
+                parts.push(self.part(node, amount));
                 left -= workers;
             }
         }
@@ -470,6 +470,8 @@ fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
     Error::new(code, said.join("; "))
 }
 
+/// Resources of this many workers, on a node whose pool is not known yet.
 fn amount(terms: &LeaseTerms, workers: u32) -> LeaseResources {
-    LeaseResources { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
+    let memory_bytes = terms.memory_of(workers);
+    LeaseResources { workers, shared: terms.shared, memory_bytes, pool: Pool::Balanced }
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use sublet_proto::package::MAX_BUILDS;
+use sublet_proto::pool::Pool;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{self, PackageInfo};
 use sublet_proto::{Code, Error};
@@ -125,6 +126,9 @@ impl Core {
             builds: builds_in(&lease.environment, lease.build),
             ..PackageInfo::default()
         };
+        // A lease of an earlier version does not name its pool.
+        let pool = lease.pool.parse().ok().or_else(|| self.nodes.get(node).map(|node| node.pool));
+        let pool = pool.unwrap_or(Pool::Balanced);
         Lease {
             id,
             request: None,
@@ -138,6 +142,7 @@ impl Core {
                 workers: lease.cores,
                 shared: lease.shared,
                 memory_bytes: lease.memory_bytes,
+                pool,
             },
             granted_ms: lease.granted_unix_ms,
             issued_ms: lease.granted_unix_ms,

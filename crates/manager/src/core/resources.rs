@@ -1,5 +1,6 @@
 //! Resources of nodes and of leases on them, and how a node is reached.
 
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::{NodeDescription, NodeNetwork};
 
 use super::terms::LeaseTerms;
@@ -13,6 +14,8 @@ pub struct LeaseResources {
     pub shared: bool,
     /// Memory of all workers together.
     pub memory_bytes: u64,
+    /// Pool in which it counts: that of its node when the lease was placed there.
+    pub pool: Pool,
 }
 
 /// Cores, places on shared cores, and memory.

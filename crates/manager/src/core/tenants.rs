@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Quota, TenantUse};
 use sublet_proto::{Code, Error};
 
 use super::ids::TenantKey;
+use super::pools::Pools;
 use super::resources::LeaseResources;
 
 /// Time for which a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as
@@ -39,12 +41,10 @@ pub struct Tenant {
 impl Tenant {
     /// Returns its use by all managers.
     pub fn used(&self) -> TenantUse {
-        TenantUse {
-            cores: self.own.cores.saturating_add(self.elsewhere.cores),
-            memory_bytes: self.own.memory_bytes.saturating_add(self.elsewhere.memory_bytes),
-            leases: self.own.leases.saturating_add(self.elsewhere.leases),
-            spent_nano: self.own.spent_nano.saturating_add(self.elsewhere.spent_nano),
-        }
+        let mut used = self.own;
+        used.add_resources(&self.elsewhere);
+        used.spent_nano = used.spent_nano.saturating_add(self.elsewhere.spent_nano);
+        used
     }
 
     /// Tells whether it has spent its limit.
@@ -84,14 +84,51 @@ impl Tenant {
         }
         let used = self.used();
         let (mut cores, mut memory_bytes, mut leases) = (0, 0u64, 0);
+        let mut in_pools = TenantUse::default();
         for amount in amounts {
+            let bytes = in_pools.pool_bytes_mut(amount.pool);
+            *bytes = bytes.saturating_add(amount.memory_bytes);
             cores += u64::from(amount.workers);
             memory_bytes = memory_bytes.saturating_add(amount.memory_bytes);
             leases += 1;
         }
         self.within("cores", used.cores.into(), cores, self.quota.cores.map(u64::from))?;
         self.within("bytes of memory", used.memory_bytes, memory_bytes, self.quota.memory_bytes)?;
+        for pool in Pool::ALL.into_iter().filter(|&pool| in_pools.pool_bytes(pool) > 0) {
+            let what = format!("bytes of memory in the {pool} pool");
+            self.within(
+                &what,
+                used.pool_bytes(pool),
+                in_pools.pool_bytes(pool),
+                self.quota.pool_bytes(pool),
+            )?;
+        }
         self.within("leases", used.leases.into(), leases, self.quota.leases.map(u64::from))
+    }
+
+    /// The pools in which it may not have this much memory as well.
+    pub(super) fn full_pools(&self, bytes: u64) -> Pools {
+        let used = self.used();
+        let is_full = |pool: &Pool| {
+            let limit = self.quota.pool_bytes(*pool);
+            limit.is_some_and(|limit| used.pool_bytes(*pool).saturating_add(bytes) > limit)
+        };
+        Pool::ALL.into_iter().filter(is_full).fold(Pools::NONE, Pools::with)
+    }
+
+    /// Builds the refusal of a request for which it has its quota in all or the suitable ones of these pools.
+    #[cold]
+    pub(super) fn pool_refusal(&self, pools: Pools, bytes: u64) -> Error {
+        let (used, full) = (self.used(), self.full_pools(bytes));
+        let full = Pool::ALL.into_iter().filter(|&pool| pools.has(pool) && full.has(pool));
+        let said: Vec<String> = full
+            .map(|pool| {
+                let limit = self.quota.pool_bytes(pool).unwrap_or_default();
+                format!("has {} in the {pool} pool and may have {limit} there", used.pool_bytes(pool))
+            })
+            .collect();
+        let message = format!("{bytes} bytes of memory asked, tenant {} {}", self.name, said.join(", and "));
+        Error::new(Code::QuotaExceeded, message)
     }
 
     fn within(&self, what: &str, used: u64, asked: u64, limit: Option<u64>) -> Result<(), Error> {
@@ -107,6 +144,8 @@ impl Tenant {
     pub(super) fn add(&mut self, amount: LeaseResources) {
         self.own.cores = self.own.cores.saturating_add(amount.workers);
         self.own.memory_bytes = self.own.memory_bytes.saturating_add(amount.memory_bytes);
+        let in_pool = self.own.pool_bytes_mut(amount.pool);
+        *in_pool = in_pool.saturating_add(amount.memory_bytes);
         self.own.leases = self.own.leases.saturating_add(1);
     }
 
@@ -120,6 +159,9 @@ impl Tenant {
         debug_assert!(self.own.leases > 0, "tenant {} gives back a lease, and has none", self.name);
         self.own.cores = self.own.cores.saturating_sub(amount.workers);
         self.own.memory_bytes = self.own.memory_bytes.saturating_sub(amount.memory_bytes);
+        let in_pool = self.own.pool_bytes_mut(amount.pool);
+        debug_assert!(amount.memory_bytes <= *in_pool, "{amount:?} of {in_pool} bytes in its pool");
+        *in_pool = in_pool.saturating_sub(amount.memory_bytes);
         self.own.leases = self.own.leases.saturating_sub(1);
     }
 }

@@ -73,10 +73,7 @@ impl PeerTable {
         for has in
             self.others().flat_map(|record| &record.holdings).filter(|holding| holding.tenant == tenant)
         {
-            let has = has.r#use.unwrap_or_default();
-            sum.cores = sum.cores.saturating_add(has.cores);
-            sum.memory_bytes = sum.memory_bytes.saturating_add(has.memory_bytes);
-            sum.leases = sum.leases.saturating_add(has.leases);
+            sum.add_resources(&has.r#use.unwrap_or_default());
         }
         let spent = self.spent.values().filter_map(|spent| spent.get(tenant));
         sum.spent_nano = spent.fold(0, |sum: u64, &spent| sum.saturating_add(spent));
@@ -159,7 +156,15 @@ mod tests {
     use super::*;
 
     fn record(epoch: u64, beat: u64, cores: u32, spent_nano: u64) -> PeerRecord {
-        let has = TenantUse { cores, memory_bytes: u64::from(cores) * 100, leases: 1, spent_nano };
+        let memory_bytes = u64::from(cores) * 100;
+        let has = TenantUse {
+            cores,
+            memory_bytes,
+            memory_pool_bytes: memory_bytes,
+            leases: 1,
+            spent_nano,
+            ..TenantUse::default()
+        };
         let holdings = vec![Holding { tenant: "t".into(), r#use: Some(has) }];
         PeerRecord { epoch, beat, holdings, ..PeerRecord::default() }
     }
@@ -172,6 +177,7 @@ mod tests {
         );
         let has = table.elsewhere("t");
         assert_eq!((has.cores, has.memory_bytes, has.leases, has.spent_nano), (7, 700, 2, 70));
+        assert_eq!((has.memory_pool_bytes, has.compute_pool_bytes), (700, 0));
         assert_eq!(table.elsewhere("other"), TenantUse::default());
         assert_eq!(table.tenants().collect::<Vec<_>>(), ["t"]);
         assert_eq!(table.managers().map(|manager| manager.epoch).collect::<Vec<_>>(), [1, 2, 3]);

@@ -38,6 +38,12 @@ pub(super) struct Steps<Fits, Warm, Any> {
 }
 
 impl Search<'_> {
+    /// Makes the part of a request on a node. It counts in the pool in which the node is now.
+    pub(super) fn part(&self, node: NodeKey, amount: LeaseResources) -> PlacementPart {
+        let pool = self.nodes.get(node).map_or(amount.pool, |node| node.pool);
+        PlacementPart { node, amount: LeaseResources { pool, ..amount } }
+    }
+
     /// Finds one node for all workers (Scad 4.1.1). It is a neighbour (step 3), else a node of a neighbour's rack (step
     /// 2), else a node of any rack. Each rack is searched pool by pool, first for a warm node (steps 1 and 4), then for
     /// one with enough free (step 5).

@@ -5,6 +5,7 @@
 //! Nodes are ranked by the magnitude of their free memory. A segment goes to a node of the lowest rank where it fits,
 //! so that large ones still fit somewhere.
 
+use sublet_proto::pool::Pool;
 use sublet_proto::{Code, Error};
 
 use super::super::chance::Chance;
@@ -35,8 +36,8 @@ pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice,
         "{memory_bytes} bytes were placed on {:?}",
         nodes.get(node)
     );
-    let amount = LeaseResources { workers: 0, shared: false, memory_bytes };
-    Ok((Choice { class, build: 0 }, PlacementPart { node, amount }))
+    let amount = LeaseResources { workers: 0, shared: false, memory_bytes, pool: Pool::Balanced };
+    Ok((Choice { class, build: 0 }, search.part(node, amount)))
 }
 
 /// Builds the refusal when no node takes the segment.

@@ -31,6 +31,49 @@ fn beside(node: &str, asked: LeaseRequest) -> LeaseRequest {
     LeaseRequest { near: vec![node.into()], max_nodes: 1, ..asked }
 }
 
+#[test]
+fn quota_of_a_pool_leaves_its_memory_to_others() {
+    let nodes = [placed("m", 1, "memory", "a"), placed("b", 1, "balanced", "a")];
+    let mut fixture = fixture_of(&nodes);
+    let tenant = fixture.core.tenant_key("t");
+    let limit = |fixture: &mut CoreFixture, quota| drop(fixture.event(CoreEvent::Quota(tenant, quota)));
+    limit(&mut fixture, Quota { memory_pool_bytes: Some(300 * MIB), ..Quota::default() });
+    assert_eq!(fixture.on(&segment(200)), "m");
+    // Without a pool of its own, a segment goes elsewhere; with one, it is refused.
+    assert_eq!(fixture.on(&segment(200)), "b");
+    let refused = fixture.refusal(&in_pool("memory", segment(101)));
+    assert_eq!(refused.code, Code::QuotaExceeded);
+    let said = "tenant t has 209715200 in the memory pool and may have 314572800 there";
+    assert!(refused.message.contains(said), "{refused}");
+    assert_eq!(fixture.on(&in_pool("memory", segment(100))), "m");
+    // Workers in the pool count, too.
+    assert_eq!(fixture.refusal(&in_pool("memory", asked(1))).code, Code::QuotaExceeded);
+    // A lease by another manager counts; that of another tenant does not.
+    let elsewhere = TenantUse { balanced_pool_bytes: 900 * MIB, ..TenantUse::default() };
+    fixture.event(CoreEvent::Elsewhere(tenant, elsewhere));
+    limit(&mut fixture, Quota { balanced_pool_bytes: Some(1100 * MIB), ..Quota::default() });
+    assert_eq!(fixture.refusal(&in_pool("balanced", segment(1))).code, Code::QuotaExceeded);
+    let others = fixture.request_of("other", &in_pool("memory", segment(700)));
+    assert!(matches!(others[..], [CoreAction::Granted { .. }]), "{others:?}");
+}
+
+#[test]
+fn memory_given_back_counts_in_its_pool_no_more() {
+    let mut fixture = fixture_of(&[placed("n", 1, "memory", "a")]);
+    let tenant = fixture.core.tenant_key("t");
+    let quota = Quota { memory_pool_bytes: Some(100 * MIB), ..Quota::default() };
+    fixture.event(CoreEvent::Quota(tenant, quota));
+    let lease = fixture.grant(&segment(100))[0];
+    let described = fixture.core.describe(fixture.core.lease(lease).unwrap());
+    assert_eq!(described.pool, "memory");
+    // Without a suitable node in another pool, the quota is the reason.
+    assert_eq!(fixture.refusal(&segment(1)).code, Code::QuotaExceeded);
+    assert_eq!(fixture.core.tenant(tenant).used().memory_pool_bytes, 100 * MIB);
+    fixture.gives_back(lease);
+    assert_eq!(fixture.core.tenant(tenant).used().memory_pool_bytes, 0);
+    assert_eq!(fixture.on(&segment(100)), "n");
+}
+
 impl CoreFixture {
     fn on(&mut self, asked: &LeaseRequest) -> String {
         let leases = self.grant(asked);
