@@ -166,11 +166,16 @@ impl Core {
             return Err(tenant.pool_refusal(pools, bytes));
         }
         let placed = placement::place(&self.nodes, request, allowed, &mut self.chance);
-        placed.map_err(|error| match error.code {
-            // Only pools in which the tenant has its quota could take it.
-            Code::InsufficientResources if allowed != pools => tenant.pool_refusal(pools, bytes),
-            _ => error,
-        })
+        match placed {
+            Err(error) if error.code == Code::InsufficientResources && allowed != pools => {
+                // The quota is the reason only if another pool could take it.
+                match placement::place(&self.nodes, request, pools, &mut self.chance) {
+                    Err(error) if error.code != Code::NoCapacity => Err(error),
+                    _ => Err(tenant.pool_refusal(pools, bytes)),
+                }
+            }
+            placed => placed,
+        }
     }
 
     /// Grants free capacity to waiting requests, in turn.
