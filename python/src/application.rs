@@ -1,9 +1,12 @@
 //! Applications of several components, and their runs.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet::{ComponentUse, Error, News, Outcome, RunOptions};
 
+use crate::component::PyMemory;
 use crate::error::{invalid, raised};
 use crate::fork_cell::ForkCell;
 use crate::invoker::{number, seconds};
@@ -13,7 +16,9 @@ use crate::invoker::{number, seconds};
 pub struct PyApplication(ForkCell<sublet::Application>);
 
 /// A run's identifier, of each last component its name and what its instances returned, and what each component had.
-type Ran<'py> = (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>);
+/// Last, the name of the memory component that is the result, and the component, if there is one.
+type Ran<'py> =
+    (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>, Option<(String, PyMemory)>);
 
 /// Reads the options of a run: their names are the fields, with times in seconds.
 pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<RunOptions> {
@@ -142,10 +147,14 @@ fn ran<'py>(
     if let Some(raised) = watch.raised {
         return Err(raised);
     }
-    let Outcome { run, outputs, components } = outcome.map_err(|error| raised(py, &error))?;
+    let Outcome { run, outputs, components, result } = outcome.map_err(|error| raised(py, &error))?;
     let bytes = |outputs: Vec<Vec<u8>>| outputs.iter().map(|output| PyBytes::new(py, output)).collect();
     let outputs = outputs.into_iter().map(|(component, outputs)| (component, bytes(outputs))).collect();
-    Ok((run, outputs, components.iter().map(|used| described(py, used)).collect::<PyResult<_>>()?))
+    let components = components.iter().map(|used| described(py, used)).collect::<PyResult<_>>()?;
+    // Nothing else holds it.
+    let result = result.and_then(Arc::into_inner);
+    let result = result.map(|result| (result.component, PyMemory::new(result.memory)));
+    Ok((run, outputs, components, result))
 }
 
 fn described<'py>(py: Python<'py>, used: &ComponentUse) -> PyResult<Bound<'py, PyDict>> {

@@ -299,7 +299,15 @@ class Outcome:
     outputs: dict[str, list[bytes]]
     components: list[_Use]
     value: Any
-    def __init__(self, run: str, outputs: dict[str, list[bytes]], components: list[_Use], value: Any = None) -> None: ...
+    result: Memory | None
+    def __init__(
+        self,
+        run: str,
+        outputs: dict[str, list[bytes]],
+        components: list[_Use],
+        value: Any = None,
+        result: Memory | None = None,
+    ) -> None: ...
     @property
     def output(self) -> bytes: ...
 

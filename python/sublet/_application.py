@@ -6,21 +6,25 @@ import tempfile
 from pathlib import Path
 
 from . import _errors, _failure, _kept, _modules, _package, _process
+from ._component import Memory
 
 
 class Outcome:
     """Outcome of a run."""
 
-    def __init__(self, run, outputs, components, value=None):
+    def __init__(self, run, outputs, components, value=None, result=None):
         #: The run's identifier, for `sublet graph history`.
         self.run = run
         #: Outputs of the components that trigger no other: for each name a list with the bytes of each instance.
         self.outputs = outputs
-        #: Resources of each component, as a dict: `component`, `attempts`, `instances`, `begin_us`, `end_us`, `allocated_bytes`,
+        #: Resources of each component, as a dict: `component`, `attempts`, `instances`, `cores`, `begin_us`, `end_us`, `allocated_bytes`,
         #: `used_bytes`, `allocated_byte_us`, `used_byte_us`.
         self.components = components
         #: Result of a compiled application.
         self.value = value
+        #: The memory component that the graph declares as the result, as a `Memory`; `None` without one. It is given back when
+        #: it is released or no longer referred to, and ends by itself after the application's `lease_timeout`.
+        self.result = result
 
     @property
     def output(self):
@@ -97,8 +101,8 @@ class Application:
 
 
 def _outcome(ran):
-    run, outputs, components = ran
-    return Outcome(run, dict(outputs), components)
+    run, outputs, components, result = ran
+    return Outcome(run, dict(outputs), components, result=None if result is None else Memory(result[1]))
 
 
 def document_of(graph):

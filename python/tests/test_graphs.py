@@ -84,6 +84,19 @@ def test_instances_share_arrays_in_memory_components(table):
     assert len(outcome.run) == 32 and outcome.run in repr(outcome)
 
 
+def test_result_in_memory_is_read_and_released(platform):
+    kept = graph(compute("fill", fill, entry=True), {**memory("table"), "result": True}, edges=[access("fill", "table")], name="kept")
+    outcome = platform.deploy(kept, patience=60).run(b"1000")
+    with outcome.result as table:
+        assert table.nbytes == 32_000 and len(table.read()) == 32_000
+    with pytest.raises(sublet.Error):
+        table.read()
+
+
+def test_a_run_without_such_memory_has_no_result(table):
+    assert table.run(b"10").result is None
+
+
 def test_it_is_opened_by_its_name_and_by_its_digest(platform, table):
     for name in ("doubled", table.digest):
         assert platform.application(name, patience=60).run(b"10").output == b"120"

@@ -77,6 +77,25 @@ static void a_graph_is_run_and_says_what_it_had(void) {
     sublet_application_free(application);
 }
 
+static void a_result_in_memory_is_read_until_its_outcome_is_freed(void) {
+    sublet_application *application =
+        deployed(GRAPH(COMPUTE("count", "count", ", \"entry\": true") ","
+                       "{\"type\": \"memory\", \"name\": \"numbers\", \"result\": true}",
+                       EDGE("access", "count", "numbers", ", \"rights\": \"write\"")),
+                 NULL);
+    sublet_outcome *outcome = NULL;
+    const char *name = NULL;
+    uint64_t most = 1000, len_bytes = 0, number = 0;
+    CHECK_OK(sublet_application_run(application, &most, sizeof most, NULL, NULL, &outcome));
+    CHECK_OK(sublet_outcome_result(outcome, &name, &len_bytes));
+    CHECK(strcmp(name, "numbers") == 0 && len_bytes == most * 8);
+    CHECK_OK(sublet_outcome_read(outcome, (most - 1) * 8, &number, sizeof number));
+    CHECK(number == most);
+    CHECK_STATUS(sublet_outcome_read(outcome, most * 8, &number, sizeof number), SUBLET_INVALID_ARGUMENT);
+    sublet_outcome_free(outcome);
+    sublet_application_free(application);
+}
+
 static void a_graph_is_opened_by_its_name_and_by_its_digest(void) {
     sublet_application *application = deployed(COUNTED, NULL), *opened = NULL;
     const char *digest = NULL;
@@ -181,6 +200,7 @@ static void what_cannot_be_is_named_and_harms_nothing(void) {
 int main(void) {
     const test tests[] = {
         {"a_graph_is_run_and_says_what_it_had", a_graph_is_run_and_says_what_it_had},
+        {"a_result_in_memory_is_read_until_its_outcome_is_freed", a_result_in_memory_is_read_until_its_outcome_is_freed},
         {"a_graph_is_opened_by_its_name_and_by_its_digest", a_graph_is_opened_by_its_name_and_by_its_digest},
         {"a_component_that_fails_or_dies_ends_its_run_with_the_reason",
          a_component_that_fails_or_dies_ends_its_run_with_the_reason},

@@ -59,6 +59,26 @@ void a_graph_is_run_and_says_what_it_had() {
     CHECK(sum_of(opened.run(std::vector<std::uint64_t>{10})) == 55);
 }
 
+void a_result_in_memory_is_read_as_long_as_its_outcome_exists() {
+    sublet::invoker invoker;
+    std::string document = COUNTED;
+    const std::string memory = R"("name": "numbers" })";
+    document.replace(document.find(memory), memory.size(), R"("name": "numbers", "result": true })");
+    const auto application = sublet::application::deploy(invoker, document);
+    const sublet::outcome outcome = application.run(std::vector<std::uint64_t>{1000});
+    CHECK(outcome.result() == "numbers" && outcome.result_bytes() == 8000);
+    const sublet::outcome copy = outcome;
+    std::uint64_t last = 0;
+    copy.read_result(7992, &last, sizeof last);
+    CHECK(last == 1000);
+    try {
+        copy.read_result(8000, &last, sizeof last);
+        CHECK(false);
+    } catch (const sublet::error &error) {
+        CHECK(error.status() == SUBLET_INVALID_ARGUMENT);
+    }
+}
+
 void what_a_listener_throws_gives_the_run_up_and_is_thrown() {
     sublet::invoker invoker;
     const auto application = sublet::application::deploy(invoker, COUNTED);
@@ -102,6 +122,7 @@ void what_cannot_be_throws() {
 const test TESTS[] = {
     TEST(applications_are_movable_and_not_copyable),
     TEST(a_graph_is_run_and_says_what_it_had),
+    TEST(a_result_in_memory_is_read_as_long_as_its_outcome_exists),
     TEST(what_a_listener_throws_gives_the_run_up_and_is_thrown),
     TEST(what_cannot_be_throws),
 };

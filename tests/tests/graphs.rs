@@ -204,6 +204,7 @@ fn schema_refuses_what_check_refuses() {
         ("/components/3/initial_bytes", json!(4095)),
         ("/components/3/initial_bytes", json!((1u64 << 40) + 1)),
         ("/components/3/limit_bytes", json!((1u64 << 50) + 1)),
+        ("/components/3/result", json!("yes")),
         ("/edges/0/type", json!("calls")),
         ("/edges/0/rights", json!("read")),
         ("/edges/0/when", json!("")),

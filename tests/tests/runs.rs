@@ -131,6 +131,56 @@ fn refuses_instance_with_more_cores_than_any_node() {
     assert_idle(&platform);
 }
 
+/// Numbers that are written into a memory component, which is the result.
+fn numbers_as_result() -> Vec<u8> {
+    let mut numbers = memory("numbers");
+    numbers["result"] = json!(true);
+    let components =
+        [compute_with("fill", "fill", &json!({ "entry": true })), compute("last", "later"), numbers];
+    document("kept", &components, &[trigger("fill", "last"), access("fill", "numbers", "write")])
+}
+
+#[test]
+fn client_reads_a_result_that_is_memory_and_gives_it_back() {
+    let platform = platform();
+    let count = 300_000u64;
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { fabric, ..RunOptions::default() };
+        let application = application_with(&platform, &numbers_as_result(), options);
+        let outcome = application.run(&count.to_le_bytes()).unwrap();
+        let result = outcome.result.as_ref().unwrap();
+        assert_eq!((result.component.as_str(), result.memory.len_bytes()), ("numbers", count * 8));
+        let mut bytes = vec![0; usize::try_from(count * 8).unwrap()];
+        result.memory.read(0, &mut bytes).unwrap();
+        let numbers = bytes.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().unwrap()));
+        assert!(numbers.eq(1..=count));
+        let beyond = result.memory.read(count * 8, &mut [0u8; 1][..]);
+        assert_fails(beyond, Code::InvalidArgument, &[]);
+        let used = outcome.components.iter().find(|of| of.component == "numbers").unwrap();
+        assert_eq!(used.used_bytes, count * 8);
+        drop(application);
+        let leased = platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap();
+        assert!(leased >= count * 8, "{leased}");
+        drop(outcome);
+        assert_idle(&platform);
+    }
+}
+
+#[test]
+fn the_command_writes_a_result_that_is_memory() {
+    let platform = platform();
+    let file = platform.state().join("kept.json");
+    std::fs::write(&file, numbers_as_result()).unwrap();
+    let expected: Vec<u8> = (1..=200_000u64).flat_map(u64::to_le_bytes).collect();
+    let output = platform.state().join("numbers");
+    let arguments = ["graph", "run", file.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    assert!(platform.pipe(&arguments, &200_000u64.to_le_bytes()).status.success());
+    assert!(std::fs::read(&output).unwrap() == expected, "another result");
+    let ran = platform.pipe(&["graph", "run", "kept", "--quiet"], &200_000u64.to_le_bytes());
+    assert!(ran.status.success() && ran.stdout == expected);
+    assert_idle(&platform);
+}
+
 /// The number and the count of each instance of "map", as its instances returned them.
 #[track_caller]
 fn told_by_instances(outcome: &Outcome) -> Vec<(u32, u32)> {

@@ -156,7 +156,15 @@ SUBLET_API sublet_status sublet_outcome_outputs(const sublet_outcome *outcome, s
 SUBLET_API sublet_status sublet_outcome_components(const sublet_outcome *outcome, sublet_component_use *components,
                                                    size_t capacity, size_t *count);
 
-/* Frees an outcome. NULL is ignored. */
+/* Returns the name and the length of the memory component that the graph declares as the result; NULL and 0 without one, or
+ * if nothing has accessed it. The name is valid until the outcome is freed. */
+SUBLET_API sublet_status sublet_outcome_result(const sublet_outcome *outcome, const char **component, uint64_t *len_bytes);
+
+/* Copies bytes of the result, which may be on other machines. Errors: SUBLET_INVALID_ARGUMENT beyond its end or without a
+ * result; the reason why it has ended, such as SUBLET_LEASE_EXPIRED after the run's lease timeout. */
+SUBLET_API sublet_status sublet_outcome_read(const sublet_outcome *outcome, uint64_t offset, void *into, size_t len_bytes);
+
+/* Frees an outcome, and gives the memory of its result back. NULL is ignored. */
 SUBLET_API void sublet_outcome_free(sublet_outcome *outcome);
 
 #ifdef __cplusplus

@@ -9,7 +9,11 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "sublet.hpp"
 #include "sublet_graph.h"
@@ -77,6 +81,27 @@ struct outcome {
     std::string run;
     std::vector<output> outputs;  // outputs of the components that trigger no other
     std::vector<component_use> components;
+    // The handle that holds the result's memory, as long as any copy of this outcome.
+    std::shared_ptr<const sublet_outcome> handle;
+
+    // Returns the name of the memory component that is the result; empty without one.
+    std::string result() const { return described().first; }
+
+    // Returns the length of the result, in bytes; 0 without one.
+    std::uint64_t result_bytes() const { return described().second; }
+
+    // Copies bytes of the result; see sublet_outcome_read.
+    void read_result(std::uint64_t offset, void *into, std::size_t bytes) const {
+        detail::check(sublet_outcome_read(handle.get(), offset, into, bytes));
+    }
+
+private:
+    std::pair<std::string, std::uint64_t> described() const {
+        const char *component = nullptr;
+        std::uint64_t bytes = 0;
+        detail::check(sublet_outcome_result(handle.get(), &component, &bytes));
+        return {component ? component : "", bytes};
+    }
 };
 
 // A deployed graph, which can be moved but not copied.
@@ -176,14 +201,18 @@ private:
             std::rethrow_exception(listening.thrown);
         }
         detail::check(status);
-        const std::unique_ptr<sublet_outcome, free_it> held(handle);
-        return copied(handle);
+        return copied(std::shared_ptr<const sublet_outcome>(handle, [](const sublet_outcome *each) {
+            sublet_outcome_free(const_cast<sublet_outcome *>(each));
+        }));
     }
 
-    static outcome copied(const sublet_outcome *told) {
+    static outcome copied(std::shared_ptr<const sublet_outcome> held) {
+        const sublet_outcome *told = held.get();
         const char *run = nullptr;
         detail::check(sublet_outcome_run(told, &run));
-        outcome made{run, {}, {}};
+        outcome made;
+        made.run = run;
+        made.handle = std::move(held);
         for (const sublet_output &each : listed<sublet_output>(told, sublet_outcome_outputs)) {
             const auto *data = static_cast<const unsigned char *>(each.data);
             made.outputs.push_back({each.component, each.instance, {data, data + each.len_bytes}});

@@ -3,12 +3,13 @@
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null;
+use std::sync::Arc;
 use std::time::Duration;
 
-use sublet::{Application, ComponentUse, Error, News, Outcome, RunOptions};
+use sublet::{Application, ComponentUse, Error, News, Outcome, RunOptions, RunResult};
 
 use crate::boundary::{
-    OK, argument, bytes, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
+    OK, argument, bytes, bytes_mut, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
 };
 use crate::invoker::sublet_invoker;
 
@@ -24,6 +25,8 @@ pub struct sublet_outcome {
     /// Output of each instance, with its component's name.
     outputs: Vec<(CString, u32, Vec<u8>)>,
     components: Vec<(CString, ComponentUse)>,
+    /// The memory component that is the result, with its name.
+    result: Option<(CString, Arc<RunResult>)>,
 }
 
 /// `struct sublet_run_options`.
@@ -163,7 +166,7 @@ fn driven(
             goes_on.set(listener.hear(news));
         }
     };
-    let Outcome { run, outputs, components } = run(&mut hear, &mut || goes_on.get())?;
+    let Outcome { run, outputs, components, result } = run(&mut hear, &mut || goes_on.get())?;
     let of = |(component, outputs): (String, Vec<Vec<u8>>)| {
         let component = words(&component);
         (0..).zip(outputs).map(move |(instance, bytes)| (component.clone(), instance, bytes))
@@ -172,6 +175,7 @@ fn driven(
         run: words(&run),
         outputs: outputs.into_iter().flat_map(of).collect(),
         components: components.into_iter().map(|used| (words(&used.component), used)).collect(),
+        result: result.map(|result| (words(&result.component), result)),
     }))
 }
 
@@ -395,6 +399,52 @@ pub unsafe extern "C" fn sublet_outcome_components(
     })
 }
 
+/// Returns the name and the length of the memory component that is the result.
+///
+/// # Safety
+/// The duties of `sublet_graph.h` hold for outcomes and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_result(
+    outcome: *const sublet_outcome,
+    component: *mut *const c_char,
+    len_bytes: *mut u64,
+) -> sublet_status {
+    guarded(|| {
+        let (name_place, len_place) = (output(component, "component")?, output(len_bytes, "len_bytes")?);
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        let result = outcome.result.as_ref();
+        let (name, len) =
+            result.map_or((null(), 0), |(name, result)| (name.as_ptr(), result.memory.len_bytes()));
+        // SAFETY: not null, so it is the caller's pointer to write.
+        unsafe { name_place.write(name) };
+        // SAFETY: not null, so it is the caller's number to write.
+        unsafe { len_place.write(len) };
+        Ok(())
+    })
+}
+
+/// Copies bytes of the result.
+///
+/// # Safety
+/// The duties of `sublet_graph.h` hold for outcomes; `into` has `len_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_read(
+    outcome: *const sublet_outcome,
+    offset: u64,
+    into: *mut c_void,
+    len_bytes: usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        let (_, result) =
+            outcome.result.as_ref().ok_or_else(|| invalid("the run has no result that is memory"))?;
+        // SAFETY: the caller's memory, which it keeps until this returns.
+        result.memory.read(offset, unsafe { bytes_mut(into, len_bytes, "into") }?)
+    })
+}
+
 /// Writes up to `capacity` elements and the total number.
 ///
 /// # Safety
@@ -526,7 +576,8 @@ mod tests {
         let components =
             vec![ComponentUse { component: "a".to_owned(), attempts: 2, ..ComponentUse::default() }];
         let outcome =
-            driven(listener, |_, _| Ok(Outcome { run: "r".to_owned(), outputs, components })).unwrap();
+            driven(listener, |_, _| Ok(Outcome { run: "r".to_owned(), outputs, components, result: None }))
+                .unwrap();
         let outcome = &raw const *outcome;
         let mut told: [sublet_output; 2] =
             [(); 2].map(|()| sublet_output { component: null(), data: null(), len_bytes: 9, instance: 9 });
@@ -543,5 +594,15 @@ mod tests {
         assert_eq!((count, used), (3, 1));
         assert_eq!((told[0].len_bytes, told[0].instance), (3, 0));
         assert_eq!((told[1].len_bytes, told[1].instance), (0, 1));
+        let (mut name, mut len, mut byte) = (c"before".as_ptr(), 7, 0u8);
+        // SAFETY: an outcome and places that live here.
+        let (told, read) = unsafe {
+            (
+                sublet_outcome_result(outcome, &raw mut name, &raw mut len),
+                sublet_outcome_read(outcome, 0, (&raw mut byte).cast(), 1),
+            )
+        };
+        assert_eq!((told, read), (OK, Code::InvalidArgument.number()));
+        assert!(name.is_null() && len == 0);
     }
 }

@@ -14,6 +14,7 @@
 //!   on the same machine at once.
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -190,6 +191,11 @@ impl Memory {
     /// Number of leased bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.pieces.capacity()
+    }
+
+    /// Sets the length to what others have written, within the capacity.
+    pub(crate) fn set_len(&self, len_bytes: u64) {
+        self.len.store(len_bytes.min(self.pieces.capacity()), Ordering::Release);
     }
 
     /// Leases segments until the capacity is at least `len_bytes` bytes.
@@ -371,6 +377,15 @@ impl Memory {
         let message =
             format!("{len_bytes} bytes at {offset} of a memory component that grows to {limit} bytes");
         Error::new(Code::MemoryExceeded, message)
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("len_bytes", &self.len_bytes())
+            .field("capacity_bytes", &self.capacity_bytes())
+            .finish_non_exhaustive()
     }
 }
 

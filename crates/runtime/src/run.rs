@@ -36,7 +36,7 @@ use driver::{Driven, RunDriver};
 use journal::RunJournal;
 
 pub use application::Application;
-pub use news::{News, Outcome};
+pub use news::{News, Outcome, RunResult};
 pub use options::RunOptions;
 
 mod application;
@@ -188,6 +188,7 @@ impl Application {
             (self.graph.components[component].name.clone(), Vec::clone(&outputs))
         };
         let outputs = driven.outcome?.into_iter().map(named).collect();
-        Ok(Outcome { run, outputs, components: driven.uses })
+        let result = driven.result.map(Arc::new);
+        Ok(Outcome { run, outputs, components: driven.uses, result })
     }
 }

@@ -41,17 +41,33 @@ pub(crate) fn warn_of_open_secret(path: &Path) {
     );
 }
 
-/// Writes the output of a function.
+/// Writes a command's output to a file, or to standard output.
 pub(crate) fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut left = Some(bytes.to_vec());
+    write_parts(path, || Ok(left.take().unwrap_or_default()))
+}
+
+/// Writes a command's output to a file, or to standard output, part by part until one is empty.
+pub(crate) fn write_parts(
+    path: &Path,
+    mut next: impl FnMut() -> Result<Vec<u8>, Error>,
+) -> Result<(), Error> {
     let what = format!("writing the output {}", path.display());
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::StorageFull => Error::new(Code::StoreFull, format!("{what}: {error}")),
         _ => Error::of_system(&what, &error),
     };
-    if is_dash(path) {
+    let mut to: Box<dyn Write> = if is_dash(path) {
         check_standard_output()?;
-        let mut stdout = std::io::stdout().lock();
-        return stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(failed);
+        Box::new(std::io::stdout().lock())
+    } else {
+        Box::new(std::fs::File::create(path).map_err(failed)?)
+    };
+    loop {
+        let part = next()?;
+        if part.is_empty() {
+            return to.flush().map_err(failed);
+        }
+        to.write_all(&part).map_err(failed)?;
     }
-    std::fs::write(path, bytes).map_err(failed)
 }

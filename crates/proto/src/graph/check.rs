@@ -228,7 +228,8 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
         }
     }
     let (initial_bytes, increment_bytes) = (component.initial_bytes, component.increment_bytes);
-    MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
+    let is_result = component.result.unwrap_or_default();
+    MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: component.pool, is_result }
 }
 
 /// Returns the edges with two existing ends of the right type.
@@ -433,6 +434,28 @@ impl<'graph> Whole<'graph> {
             if component.memory().is_some() && self.graph.edges_to(index).next().is_none() {
                 let message = format!("{:?} is never accessed", component.name);
                 problems.add(format!("components[{index}]"), message);
+            }
+        }
+        self.check_result(problems);
+    }
+
+    /// Checks that a run has at most one result, and that a component writes it.
+    fn check_result(&self, problems: &mut Problems) {
+        let components = &self.graph.components;
+        let results: Vec<usize> =
+            (0..components.len()).filter(|index| components[*index].is_result()).collect();
+        if let [_, others @ ..] = results.as_slice() {
+            let names: Vec<&str> = results.iter().map(|&result| self.name(result)).collect();
+            for other in others {
+                let message = format!("{} are all the result, and a run has at most one", names.join(", "));
+                problems.add(format!("components[{other}].result"), message);
+            }
+        }
+        for &result in &results {
+            let is_write = |edge: &Edge| edge.relation == Relation::Access(MemoryRights::Write);
+            if !self.graph.edges_to(result).any(is_write) {
+                let message = format!("no component writes {:?}, which is the result", self.name(result));
+                problems.add(format!("components[{result}].result"), message);
             }
         }
     }

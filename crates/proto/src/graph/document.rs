@@ -56,6 +56,8 @@ pub(super) struct ComponentDocument {
     pub(super) limit_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pool: Option<Pool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) result: Option<bool>,
 }
 
 /// The number of a component's instances, or what it follows from.
@@ -165,13 +167,14 @@ impl ComponentDocument {
                 resources: Some(resources),
                 ..named
             },
-            Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool }) => {
+            Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool, is_result }) => {
                 ComponentDocument {
                     r#type: ComponentType::Memory,
                     initial_bytes,
                     increment_bytes,
                     limit_bytes: Some(limit_bytes),
                     pool,
+                    result: is_result.then_some(true),
                     ..named
                 }
             }
@@ -194,6 +197,7 @@ impl ComponentDocument {
                 ("increment_bytes", self.increment_bytes.is_some()),
                 ("limit_bytes", self.limit_bytes.is_some()),
                 ("pool", self.pool.is_some()),
+                ("result", self.result.is_some()),
             ],
         };
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(field, _)| field).collect()

@@ -147,6 +147,8 @@ pub struct MemoryNeed {
     pub limit_bytes: u64,
     /// Pool of nodes in which its segments must be; `None`: preferably the memory pool.
     pub pool: Option<Pool>,
+    /// Whether it is the result of the run: then it does not end with the last component, and the client reads it.
+    pub is_result: bool,
 }
 
 /// A relation of two components.
@@ -219,6 +221,11 @@ impl Graph {
         self.components.iter().position(Component::is_entry).unwrap_or_default()
     }
 
+    /// Returns the index of the memory component that is the result of a run, if there is one.
+    pub fn result(&self) -> Option<usize> {
+        self.components.iter().position(Component::is_result)
+    }
+
     /// The edges from a component, and which component each leads to.
     pub fn edges_from(&self, from: usize) -> impl Iterator<Item = &Edge> {
         self.edges.iter().filter(move |edge| edge.from == from)
@@ -250,6 +257,11 @@ impl Component {
     /// Tells whether a run begins with it.
     pub fn is_entry(&self) -> bool {
         self.compute().is_some_and(|compute| compute.is_entry)
+    }
+
+    /// Tells whether it is the memory component that is the result of a run.
+    pub fn is_result(&self) -> bool {
+        self.memory().is_some_and(|memory| memory.is_result)
     }
 
     /// Returns its compute part, if it is a compute component.

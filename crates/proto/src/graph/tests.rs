@@ -249,6 +249,28 @@ fn source_of_a_number_must_be_written_before_and_never_skipped() {
 }
 
 #[test]
+fn a_run_has_at_most_one_result_that_a_component_writes() {
+    let result = json!({ "name": "weights", "type": "memory", "result": true });
+    let graph = parse(&changed("/components/4", result)).unwrap();
+    assert_eq!((graph.result(), parse(&document()).unwrap().result()), (Some(4), None));
+    assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
+    let mut two = changed("/components/4/result", json!(true));
+    two["components"][3]["result"] = json!(true);
+    let mut unwritten = changed("/components/4/result", json!(true));
+    unwritten["edges"][5]["rights"] = json!("read");
+    for (document, at, said) in [
+        (two, "components[4].result", "samples, weights are all the result"),
+        (unwritten, "components[4].result", "no component writes \"weights\""),
+        (changed("/components/0/result", json!(true)), "components[0].result", "type compute has no such"),
+        (changed("/components/4/result", json!("yes")), "components[4].result", "invalid type"),
+    ] {
+        let problems = parse(&document).expect_err(said);
+        let is_told = |problem: &Problem| problem.at == at && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{said}: {problems:?}");
+    }
+}
+
+#[test]
 fn reports_each_problem_of_edges_with_its_position() {
     assert_reports([
         ("/edges/0/to", json!("absent"), "edges[0].to", "there is no component \"absent\""),

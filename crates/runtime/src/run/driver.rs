@@ -20,7 +20,7 @@ use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
 use super::memory::{Channels, ComponentAccess, MemoryComponent};
 use super::memory_usage::MemoryComponentUsage;
-use super::news::News;
+use super::news::{News, RunResult};
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
 use super::report::RunReporter;
 use super::swapping;
@@ -43,6 +43,8 @@ const EARLY_WAIT: Duration = Duration::from_millis(100);
 /// Result of a run: the outputs of the components that trigger no other, and the usage of each component.
 pub(super) struct Driven {
     pub(super) outcome: Result<Vec<(usize, Outputs)>, Error>,
+    /// The memory component that is the result of a run that succeeded.
+    pub(super) result: Option<RunResult>,
     pub(super) uses: Vec<ComponentUse>,
 }
 
@@ -125,6 +127,7 @@ impl<'run> RunDriver<'run> {
     /// stopped.
     pub(super) fn run(mut self, records: Option<&[KeptRecord]>) -> Driven {
         let outcome = self.drive(records);
+        let result = if outcome.is_ok() { self.take_result() } else { None };
         self.account.turn(self.running.keys().copied(), []);
         self.running.drain().for_each(|(_, running)| running.cancel.cancel());
         for (environment, workers) in std::mem::take(&mut self.idle) {
@@ -143,7 +146,18 @@ impl<'run> RunDriver<'run> {
         let (uses, points) = self.uses.finish();
         // If the store does not record the end, the run stays listed as running.
         let _ = self.journal.end(outcome.as_ref().err(), uses.clone(), points);
-        Driven { outcome, uses }
+        Driven { outcome, result, uses }
+    }
+
+    /// Takes the run's result out of the run: its caller gives it back. `None` if nothing has accessed it.
+    fn take_result(&mut self) -> Option<RunResult> {
+        let graph = &self.application.graph;
+        let index = graph.result()?;
+        let component = self.memories.remove(&index)?;
+        drop(self.account.leave_memory(index));
+        let (memory, used) = component.hand_out();
+        self.uses.count_memory(index, used);
+        Some(RunResult { component: graph.components[index].name.clone(), memory: memory? })
     }
 
     fn drive(&mut self, records: Option<&[KeptRecord]>) -> Result<Vec<(usize, Outputs)>, Error> {

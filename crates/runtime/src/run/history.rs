@@ -98,8 +98,13 @@ mod tests {
     #[test]
     fn runs_that_failed_say_only_what_was_too_little() {
         let mut history = RunHistory::default();
-        let memory =
-            MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 40, pool: None };
+        let memory = MemoryNeed {
+            initial_bytes: None,
+            increment_bytes: None,
+            limit_bytes: 1 << 40,
+            pool: None,
+            is_result: false,
+        };
         history.add(true, vec![used("m", 0, 64 * MIB, 50 * MIB), used("c", 1, 128 * MIB, 10 * MIB)]);
         let (sizes, worker) = (history.memory("m", &memory), history.worker("c", &compute(), 1));
         history.add(false, vec![used("m", 0, MIB, 4096), used("c", 1, 128 * MIB, MIB)]);
@@ -112,8 +117,13 @@ mod tests {
     #[test]
     fn history_keeps_a_bounded_number_of_runs() {
         let mut history = RunHistory::default();
-        let memory =
-            MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 34, pool: None };
+        let memory = MemoryNeed {
+            initial_bytes: None,
+            increment_bytes: None,
+            limit_bytes: 1 << 34,
+            pool: None,
+            is_result: false,
+        };
         for _ in 0..HISTORY_RUNS {
             history.add(true, vec![used("m", 0, MIB, MIB)]);
         }

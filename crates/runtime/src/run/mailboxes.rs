@@ -16,7 +16,8 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
         let queues = [edge.from, edge.to].map(|component| u64::from(instances(graph, component)));
         let bytes = (queues[0] + queues[1]) * QUEUE_BYTES;
         let (initial_bytes, increment_bytes) = (Some(bytes), Some(bytes));
-        let memory = MemoryNeed { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None };
+        let memory =
+            MemoryNeed { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None, is_result: false };
         let to = driven.components.len();
         driven.components.push(Component {
             // No name that a document may have.

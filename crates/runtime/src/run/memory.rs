@@ -194,6 +194,20 @@ impl MemoryComponent {
         used
     }
 
+    /// Hands its memory on to the caller of the run, with the length that was written. For the run, the component is
+    /// over. Returns its usage, too.
+    pub(super) fn hand_out(&self) -> (Option<Memory>, MemoryComponentUsage) {
+        let used = self.used();
+        self.set_over();
+        match std::mem::replace(&mut *write_lock(&self.stage), ComponentStage::Over) {
+            ComponentStage::Made(memory) => {
+                memory.set_len(used.len_bytes);
+                (Some(*memory), used)
+            }
+            ComponentStage::Unmade { .. } | ComponentStage::Over => (None, used),
+        }
+    }
+
     /// Looks how much of it is used.
     pub(super) fn sample(&self) {
         self.used();

@@ -1,8 +1,11 @@
 //! The result of a run, and the events that its caller receives.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sublet_proto::{Error, v1};
+
+use crate::memory::Memory;
 
 /// Result of a run that succeeded.
 #[derive(Clone, Debug)]
@@ -13,6 +16,18 @@ pub struct Outcome {
     pub outputs: Vec<(String, Vec<Vec<u8>>)>,
     /// Usage of each component.
     pub components: Vec<v1::ComponentUse>,
+    /// The memory component that the graph declares as the result. `None` without one, or if nothing has accessed it.
+    pub result: Option<Arc<RunResult>>,
+}
+
+/// Memory component that is the result of a run. It belongs to the caller: its segments are given back when this is
+/// dropped, and end by themselves after the run's `lease_timeout` or with this process.
+#[derive(Debug)]
+pub struct RunResult {
+    /// Name of the memory component.
+    pub component: String,
+    /// The memory, as long as what the components wrote.
+    pub memory: Memory,
 }
 
 /// Event of a run.

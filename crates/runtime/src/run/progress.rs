@@ -19,7 +19,8 @@
 //!   because its component was skipped counts as lost if that component begins after all.
 //! - The records alone decide which executions are void: a component to which another hands on had not begun then.
 //! - A component with external effects is not executed a second time: the run fails instead.
-//! - Memory is dropped when all that may access it are done or have released it, and made anew by the next access.
+//! - Memory is dropped when all that may access it are done or have released it, and made anew by the next access. The
+//!   run's result is needed until the run is done: if it is lost, its writers are executed again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -272,12 +273,13 @@ impl RunProgress {
         })
     }
 
-    /// Returns whether a component that is not done and has not released a memory component may access it.
+    /// Returns whether a component that is not done and has not released a memory component may access it, or the
+    /// caller of the run.
     fn is_needed(&self, memory: usize) -> bool {
         let may_access = |component: usize| {
             !self.states[component].is_over() && !self.released.contains(&(component, memory))
         };
-        accessors(&self.graph, memory).any(may_access)
+        self.graph.components[memory].is_result() || accessors(&self.graph, memory).any(may_access)
     }
 
     /// The compute components that have not begun, or are to begin again.

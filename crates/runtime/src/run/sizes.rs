@@ -158,7 +158,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn unsaid(limit_bytes: u64) -> MemoryNeed {
-        MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None }
+        MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None, is_result: false }
     }
 
     fn worked(used_bytes: u64, allocated_bytes: u64) -> EarlierUsage {
@@ -180,6 +180,7 @@ mod tests {
             increment_bytes: Some(MIB),
             limit_bytes: 64 * MIB,
             pool: None,
+            is_result: false,
         };
         let sizes = memory(&said, &[32 * MIB; 20]);
         assert_eq!(sizes, Sizes { initial_bytes: 4096, increment_bytes: MIB });

@@ -27,7 +27,8 @@ pub(super) fn with_swap_space(graph: &Graph) -> Graph {
             // in a run that then swaps much.
             let step_bytes = (swap_bytes / STEPS).next_multiple_of(MIN_SEGMENT_BYTES).max(MIN_STEP_BYTES);
             let (initial_bytes, increment_bytes) = (Some(step_bytes), Some(step_bytes));
-            let memory = MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None };
+            let memory =
+                MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None, is_result: false };
             let number = if instance == 0 { String::new() } else { format!("/{instance}") };
             let to = driven.components.len();
             driven.components.push(Component {

@@ -9,16 +9,20 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::text::{printable_line, printable_text};
 use sublet_proto::v1::GraphInfo;
 use sublet_proto::{Code, Error};
+use sublet_runtime::Memory;
 use sublet_runtime::fabrics::FabricChoice;
 use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 
 use super::documents::{parse, read_document};
 use super::history::{ComponentUse, component_uses, show_uses};
 use crate::cli::ConnectionArguments;
-use crate::cli::files::{is_dash, read_up_to, write_output};
+use crate::cli::files::{is_dash, read_up_to, write_output, write_parts};
 use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
+
+/// Number of bytes of a memory component that are written at a time.
+const PART_BYTES: u64 = 1 << 20;
 
 /// Store a graph at the managers, to run it by its name
 #[derive(Debug, Args)]
@@ -58,7 +62,8 @@ pub(super) struct Resume {
 #[derive(Debug, Args)]
 struct Terms {
     /// File for the output of the last component, or - for standard output; outputs of several instances are each preceded
-    /// by their length, as docs/graphs.md describes
+    /// by their length, as docs/graphs.md describes. If the graph declares a memory component as the result, its bytes
+    /// are written instead
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     output: PathBuf,
 
@@ -149,7 +154,10 @@ impl Terms {
     }
 
     fn finish(&self, outcome: &Outcome, took: Duration, output: &CommandOutput) -> Result<(), Error> {
-        write_output(&self.output, &outputs(outcome))?;
+        match &outcome.result {
+            None => write_output(&self.output, &outputs(outcome))?,
+            Some(result) => write_memory(&self.output, &result.memory)?,
+        }
         let ran = RunReport {
             run: &outcome.run,
             total_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
@@ -163,6 +171,17 @@ impl Terms {
             format!("run {run} succeeded in {}\n{}", show_ns(*total_ns), show_uses(components))
         })
     }
+}
+
+/// Writes the bytes of a memory component, a part at a time.
+fn write_memory(path: &Path, memory: &Memory) -> Result<(), Error> {
+    let (mut at, len_bytes) = (0, memory.len_bytes());
+    write_parts(path, || {
+        let mut part = vec![0; usize::try_from((len_bytes - at).min(PART_BYTES)).unwrap_or_default()];
+        memory.read(at, &mut part)?;
+        at += part.len() as u64;
+        Ok(part)
+    })
 }
 
 /// Report on a successful run.

@@ -97,6 +97,26 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 }
 
 #[test]
+fn result_stays_until_the_run_is_done_and_is_written_again_after_a_loss() {
+    let result = r#"{"name":"m","type":"memory","result":true}"#.to_owned();
+    let edges = [edge("trigger", "a", "b"), edge("access", "a", "m")];
+    let graph = graph(&[compute("a"), compute("b"), result].join(","), &edges.join(","));
+    let mut progress = RunProgress::new(graph.clone(), b"in".to_vec(), 3);
+    progress.begin().unwrap();
+    assert_eq!(progress.ended(0, 1, outputs("A")).unwrap(), [record(0, &[1], "A"), start(1, 1, "A")]);
+    // Nothing that runs accesses it, and its caller is to have it.
+    let again = [RunStep::Drop { memory: 2 }, start(0, 2, "in")];
+    assert_eq!(progress.lost_memory(2, gone()).unwrap(), again);
+    assert_eq!(progress.ended(1, 1, outputs("B")).unwrap(), [record(1, &[], "B")]);
+    let finish = RunStep::Finish { outputs: vec![(1, outputs("B"))] };
+    assert_eq!(progress.ended(0, 2, outputs("A")).unwrap(), [record(0, &[], "A"), finish]);
+    // A client that continues the run has no memory of the one before it.
+    let mut resumed = RunProgress::new(graph, b"in".to_vec(), 3);
+    let records = [KeptRecord { from: 0, to: vec![1], outputs: outputs("A") }];
+    assert_eq!(resumed.resume(&records).unwrap(), [RunStep::Drop { memory: 2 }, start(0, 1, "in")]);
+}
+
+#[test]
 fn ignores_losses_of_earlier_attempts() {
     let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();

@@ -250,7 +250,13 @@ fn any_graph(dice: &mut Dice) -> Graph {
             condition: None,
         }));
         let (initial_bytes, increment_bytes, limit_bytes) = (Some(4096), Some(4096), 4096);
-        let role = Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None });
+        let role = Role::Memory(MemoryNeed {
+            initial_bytes,
+            increment_bytes,
+            limit_bytes,
+            pool: None,
+            is_result: false,
+        });
         components.push(Component { name: format!("m{memory}"), role });
     }
     let graph = Graph { name: "g".into(), components, edges, limits: RunLimits::default() };
