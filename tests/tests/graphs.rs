@@ -215,6 +215,8 @@ fn schema_refuses_what_check_refuses() {
         ("/limits", json!({ "cores": 0 })),
         ("/limits", json!({ "memory_bytes": 1 })),
         ("/limits", json!({ "nodes": 1 })),
+        ("/limits", json!({ "application_cores": 0 })),
+        ("/limits", json!({ "application_memory_bytes": 1 })),
     ] {
         let mut bad = good.clone();
         let (parent, field) = at.rsplit_once('/').unwrap();

@@ -131,6 +131,39 @@ fn refuses_instance_with_more_cores_than_any_node() {
     assert_idle(&platform);
 }
 
+/// One component that lasts as many milliseconds as its input's first byte says, with limits over all runs.
+fn limited(limits: &Value) -> Vec<u8> {
+    let component = compute_with("only", "later", &json!({ "entry": true }));
+    let mut graph: Value = serde_json::from_slice(&document("limited", &[component], &[])).unwrap();
+    graph["limits"] = limits.clone();
+    graph.to_string().into_bytes()
+}
+
+#[test]
+fn limits_of_an_application_hold_over_runs_of_several_clients() {
+    let platform = platform();
+    let graph = limited(&json!({ "application_cores": 1, "application_memory_bytes": 512 * MIB }));
+    let application = || application(&platform, &graph);
+    let largest = AtomicUsize::new(0);
+    scope(|scope| {
+        let runs: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| application().run(b"\xffx").unwrap().outputs)).collect();
+        let leases = || platform.json(&["ps"])["leases"].as_array().map_or(0, Vec::len);
+        while !runs.iter().all(|run| run.is_finished()) {
+            largest.fetch_max(leases(), Relaxed);
+        }
+        for run in runs {
+            assert_eq!(run.join().unwrap()[0].1, [b"\xffx".to_vec()]);
+        }
+    });
+    assert_eq!(largest.into_inner(), 1, "leases at a time");
+    let impatient = RunOptions { patience: Duration::from_millis(100), ..RunOptions::default() };
+    let held = json!({ "application_memory_bytes": MIB });
+    let failed = application_with(&platform, &limited(&held), impatient).run(b"\0");
+    assert_fails(failed, Code::InsufficientResources, &["application", "limited", "1048576"]);
+    assert_idle(&platform);
+}
+
 /// Numbers that are written into a memory component, which is the result.
 fn numbers_as_result() -> Vec<u8> {
     let mut numbers = memory("numbers");

@@ -161,6 +161,7 @@ impl Cluster {
             needs: Arc::default(),
             wait_ms: 0,
             refusals: Refusals::default(),
+            application: None,
         };
         self.core.on_event(self.now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);
     }

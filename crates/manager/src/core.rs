@@ -67,14 +67,15 @@ pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 pub use lease::{Lease, LeaseEnd, LeasePhase};
 pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
-    AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Neighbourhood,
-    NeighbourhoodNode, RackStanding, Refusals, Renewal, ReportAnswer, ReportedEnd, TokenStatus,
+    AgentLease, AgentReport, ApplicationLimits, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport,
+    Neighbourhood, NeighbourhoodNode, RackStanding, Refusals, Renewal, ReportAnswer, ReportedEnd,
+    TokenStatus,
 };
 pub use nodes::{Level, MAX_NODES, ManagedNode, SILENCE_TICKS, TICK_MS};
 pub use placement::MAX_PARTS;
 pub use racks::MAX_RACKS;
 pub use resources::{LeaseResources, LendingState, NodeCapacity, Reach};
-pub use tenants::Tenant;
+pub use tenants::{Tenant, application_name, application_of};
 pub use terms::{
     DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, LeaseTerms, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES,
 };
@@ -348,6 +349,11 @@ impl Core {
             environment: lease.package.environment_of(lease.build).to_owned(),
             needs: Some(lease.needs.as_ref().clone()).filter(|needs| !needs.is_empty()),
             pool: lease.amount.pool.to_string(),
+            application: lease
+                .application
+                .and_then(|key| application_of(&self.tenants.get(key).name))
+                .unwrap_or_default()
+                .to_owned(),
         }
     }
 }

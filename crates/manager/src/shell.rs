@@ -27,6 +27,7 @@ use crate::chance::NameGenerator;
 use crate::clock::Clock;
 use crate::core::{
     Core, CoreAction, CoreEvent, Lease, LeaseId, Level, NodeKey, Reach, Renewal, RequestId, TenantKey,
+    application_of,
 };
 use crate::database::Database;
 use crate::ledger::{Ledger, LedgerEntry, RecordWriter};
@@ -309,7 +310,8 @@ impl Shell {
         quotas.insert(UNVERIFIED.into(), UNVERIFIED_QUOTA);
         let known: Vec<Arc<str>> =
             self.look(|core| core.tenants().map(|tenant| Arc::clone(&tenant.name)).collect())?;
-        for name in known {
+        // The limits of applications come with their requests.
+        for name in known.into_iter().filter(|name| application_of(name).is_none()) {
             quotas.entry(name.to_string()).or_default();
         }
         quotas.into_iter().try_for_each(|(name, quota)| self.set_quota(&name, quota).map(drop))

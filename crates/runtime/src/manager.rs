@@ -7,12 +7,12 @@
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::lock;
 use sublet_proto::v1::manager_client::ManagerClient as Stub;
 use sublet_proto::v1::{self, PackageChunk};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, version};
 use tonic::codegen::tokio_stream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -37,6 +37,8 @@ const BILL_DEADLINE: Duration = Duration::from_secs(120);
 const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
 /// Bytes of a package in one message.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// Interval at which leases are requested again that the limits over all runs of an application do not allow now.
+const APPLICATION_RETRY: Duration = Duration::from_millis(50);
 /// Number of runs in a list without a limit.
 const DEFAULT_RUNS: u32 = 100;
 
@@ -198,7 +200,27 @@ impl ManagerClient {
     /// global manager, it chooses which of them.
     ///
     /// A request without a name gets one, so that it can be made of another manager if one does not answer.
-    pub fn request_lease(&self, mut request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
+    ///
+    /// A request for an application whose runs are limited together does not wait at the manager while these limits
+    /// leave too little: it is made again until its time to wait is over.
+    pub fn request_lease(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
+        if request.application.is_empty() {
+            return self.request_in_time(request);
+        }
+        let until = Instant::now() + Duration::from_millis(request.wait_ms);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let wait_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            match self.request_in_time(v1::LeaseRequest { wait_ms, ..request.clone() }) {
+                Err(error) if error.code == Code::NoCapacity && wait_ms > 0 => {
+                    std::thread::sleep(APPLICATION_RETRY.min(left));
+                }
+                granted => return check_application(&request.application, granted?),
+            }
+        }
+    }
+
+    fn request_in_time(&self, mut request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
         if request.request.is_empty() {
             request.request = format!("{:032x}", random_bits()?);
         }
@@ -432,6 +454,17 @@ impl ManagerClient {
 }
 
 /// Terms for requests that any manager can answer, and that may be repeated.
+/// Checks that a manager counts leases under an application's limits: one of an earlier version ignores these.
+fn check_application(application: &str, granted: v1::LeaseGrants) -> Result<v1::LeaseGrants, Error> {
+    let is_counted =
+        |grant: &v1::LeaseGrant| grant.lease.as_ref().is_some_and(|lease| lease.application == application);
+    if !granted.grants.iter().all(is_counted) {
+        let what = "limits over all runs of an application";
+        version::check_messages("the manager", 0, what, version::APPLICATION_LIMITS)?;
+    }
+    Ok(granted)
+}
+
 fn anywhere() -> RequestTerms {
     RequestTerms {
         deadline: CALL_DEADLINE,

@@ -316,6 +316,7 @@ impl SimManager {
             needs: Arc::new(Needs { isolation, ..Needs::default() }),
             wait_ms,
             refusals: Refusals::default(),
+            application: None,
         };
         if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
             self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
@@ -726,6 +727,7 @@ impl SimManager {
             needs: Arc::default(),
             wait_ms: 0,
             refusals: Refusals::default(),
+            application: None,
         };
         let now_ms = self.clock.read_ms(scene.now_us);
         self.core.on_event(now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);

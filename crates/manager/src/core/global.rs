@@ -193,6 +193,7 @@ impl Core {
     ) -> Option<CoreAction> {
         self.global.as_ref()?;
         let (tenant, id) = (request.tenant, request.id);
+        let application = request.application.map(|application| application.key);
         let node = self.nodes.get(parts.first()?.node)?;
         let (manager, standing): (Arc<str>, u64) = (node.description.rack.as_str().into(), node.registration);
         let rack = node.rack;
@@ -211,11 +212,15 @@ impl Core {
                 );
                 node.leased = leased;
             });
-            self.tenants.get_mut(tenant).add(part.amount);
+            for counted in [Some(tenant), application].into_iter().flatten() {
+                self.tenants.get_mut(counted).add(part.amount);
+            }
         }
         let global = self.global.as_deref_mut()?;
         let rack = global.racks.get_mut(&manager)?;
-        rack.handed.extend(parts.iter().map(|part| (tenant, part.amount)));
+        for counted in [Some(tenant), application].into_iter().flatten() {
+            rack.handed.extend(parts.iter().map(|part| (counted, part.amount)));
+        }
         let (refused, until_ms) = (request.refusals.standings.clone(), now_ms.saturating_add(HANDED_MS));
         global.hand((tenant, id), HandedRequest { manager: manager.clone(), standing, refused, until_ms });
         Some(CoreAction::Handed { tenant, request: id, manager })

@@ -7,7 +7,7 @@ use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
-use super::messages::{ClientRequest, CoreAction, Renewal, TokenStatus};
+use super::messages::{ApplicationLimits, ClientRequest, CoreAction, Renewal, TokenStatus};
 use super::placement::{Placement, PlacementPart};
 use super::pools::Pools;
 use super::resources::{LeaseResources, LendingState};
@@ -31,6 +31,9 @@ impl Core {
         }
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
+        }
+        if let Err(error) = self.check_application(&request) {
+            return out.push(CoreAction::Refused { tenant, request: id, error });
         }
         // A request that was handed to a rack in vain keeps its turn.
         let turn = if request.refusals.are_any() { QueuePosition::First } else { QueuePosition::Last };
@@ -130,6 +133,7 @@ impl Core {
                     id,
                     request: Some(request.id),
                     tenant: request.tenant,
+                    application: request.application.map(|application| application.key),
                     node: part.node,
                     package: request.package.clone(),
                     class: choice.class,
@@ -156,6 +160,15 @@ impl Core {
             })
             .collect();
         Ok((CoreAction::Granted { tenant: request.tenant, request: request.id, leases }, pools))
+    }
+
+    /// Checks the limits over all runs of the application for which a request is. A request beyond them does not wait
+    /// here, where it would take the turn of others: its client asks again.
+    fn check_application(&mut self, request: &ClientRequest) -> Result<(), Error> {
+        let Some(ApplicationLimits { key, quota }) = request.application else { return Ok(()) };
+        let application = self.tenants.get_mut(key);
+        application.quota = quota;
+        application.check_application(request.terms.workers, request.terms.memory_bytes)
     }
 
     /// Places a request in those of the pools in which the tenant's quota leaves it enough memory.
@@ -206,6 +219,10 @@ impl Core {
         let (tenant, id) = (request.tenant, request.id);
         if self.tenants.held_back_until(tenant, now_ms).is_some() {
             return TurnOutcome::NoCapacity;
+        }
+        if let Err(error) = self.check_application(request) {
+            out.push(CoreAction::Refused { tenant, request: id, error });
+            return TurnOutcome::Refused;
         }
         match self.try_grant(now_ms, request, barred) {
             Ok((granted, pools)) => {
@@ -337,7 +354,9 @@ impl Core {
         let Some(lease) = self.leases.get(key) else { return };
         debug_assert!(lease.is_active(), "lease {} holds resources, and is {:?}", lease.id, lease.state);
         let (amount, is_attached) = (lease.amount, lease.state == LeasePhase::Attached);
-        self.tenants.get_mut(lease.tenant).add(amount);
+        for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
+            self.tenants.get_mut(counted).add(amount);
+        }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.plus(amount);
             *(if is_attached { &mut node.attached } else { &mut node.unattached }) += 1;
@@ -351,7 +370,9 @@ impl Core {
         debug_assert!(!lease.is_active(), "lease {} is released, and stays {state:?}", lease.id);
         lease.marks.ordered = None;
         let amount = lease.amount;
-        self.tenants.get_mut(lease.tenant).remove(amount);
+        for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
+            self.tenants.get_mut(counted).remove(amount);
+        }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.minus(amount);
             debug_assert!(

@@ -61,6 +61,8 @@ pub struct Lease {
     pub request: Option<RequestId>,
     /// Tenant that pays.
     pub tenant: TenantKey,
+    /// The application for a run of which it is, if that limits all of its runs together.
+    pub application: Option<TenantKey>,
     /// Node on which the lease runs.
     pub node: NodeKey,
     /// Package that the workers run.

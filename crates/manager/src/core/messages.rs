@@ -152,6 +152,18 @@ pub struct ClientRequest {
     pub wait_ms: u64,
     /// Refusals by racks to which it was handed.
     pub refusals: Refusals,
+    /// The application whose runs are limited together, if it is for a run of one.
+    pub application: Option<ApplicationLimits>,
+}
+
+/// Limits over all runs of an application. An application is counted as a tenant is, by the names of both, and has no
+/// spending.
+#[derive(Clone, Copy, Debug)]
+pub struct ApplicationLimits {
+    /// Key under which the application is counted.
+    pub key: TenantKey,
+    /// The most cores and memory of all of its leases.
+    pub quota: Quota,
 }
 
 impl ClientRequest {

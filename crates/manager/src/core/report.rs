@@ -15,7 +15,7 @@ use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
 use super::messages::{AgentLease, AgentReport, CoreAction, Joining, LeaseReport, ReportAnswer, ReportedEnd};
 use super::nodes::ManagedNode;
 use super::resources::{LeaseResources, LendingState};
-use super::tenants::CONTENTION_MS;
+use super::tenants::{CONTENTION_MS, application_name};
 use super::terms::DEFAULT_OPTIONS;
 use super::{Core, EXPIRY_SLACK_MS, description};
 
@@ -126,6 +126,8 @@ impl Core {
             builds: builds_in(&lease.environment, lease.build),
             ..PackageInfo::default()
         };
+        let application = Some(&lease.application).filter(|name| !name.is_empty());
+        let application = application.map(|name| self.tenants.key(&application_name(&lease.tenant, name)));
         // A lease of an earlier version does not name its pool.
         let pool = lease.pool.parse().ok().or_else(|| self.nodes.get(node).map(|node| node.pool));
         let pool = pool.unwrap_or(Pool::Balanced);
@@ -133,6 +135,7 @@ impl Core {
             id,
             request: None,
             tenant: self.tenants.key(&lease.tenant),
+            application,
             node,
             package: Arc::new(package),
             class: self.nodes.classes.key(&lease.pu, ""),

@@ -131,6 +131,26 @@ impl Tenant {
         Error::new(Code::QuotaExceeded, message)
     }
 
+    /// Checks whether an application may have these cores and this memory as well, over all of its runs.
+    pub(super) fn check_application(&self, cores: u32, memory_bytes: u64) -> Result<(), Error> {
+        let (used, quota) = (self.used(), self.quota);
+        for (what, used, asked, limit) in [
+            ("cores", u64::from(used.cores), u64::from(cores), quota.cores.map(u64::from)),
+            ("bytes of memory", used.memory_bytes, memory_bytes, quota.memory_bytes),
+        ] {
+            let Some(limit) = limit.filter(|limit| asked > 0 && used.saturating_add(asked) > *limit) else {
+                continue;
+            };
+            let code = if asked > limit { Code::InsufficientResources } else { Code::NoCapacity };
+            let message = format!(
+                "{asked} {what} asked, application {} has {used} in all of its runs and may have {limit}",
+                self.name
+            );
+            return Err(Error::new(code, message));
+        }
+        Ok(())
+    }
+
     fn within(&self, what: &str, used: u64, asked: u64, limit: Option<u64>) -> Result<(), Error> {
         match limit {
             Some(limit) if used.saturating_add(asked) > limit => Err(Error::new(
@@ -164,6 +184,16 @@ impl Tenant {
         *in_pool = in_pool.saturating_sub(amount.memory_bytes);
         self.own.leases = self.own.leases.saturating_sub(1);
     }
+}
+
+/// Returns the name under which an application of a tenant is counted. No tenant has a slash in its name.
+pub fn application_name(tenant: &str, application: &str) -> String {
+    format!("{tenant}/{application}")
+}
+
+/// Returns the name of the application that is counted under a name; `None` if that is the name of a tenant.
+pub fn application_of(name: &str) -> Option<&str> {
+    name.split_once('/').map(|(_, application)| application)
 }
 
 /// Every tenant that was ever named. They are few, and none is forgotten while the manager runs.

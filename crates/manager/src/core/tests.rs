@@ -215,8 +215,39 @@ impl CoreFixture {
             needs: Arc::new(asked.needs.clone().unwrap_or_default()),
             wait_ms: asked.wait_ms,
             refusals: Refusals::default(),
+            application: None,
         };
         self.event(CoreEvent::Request(Box::new(request)))
+    }
+
+    /// Requests leases for a run of an application of tenant "t" with these limits over all of its runs.
+    fn request_for_application(
+        &mut self,
+        name: &str,
+        quota: Quota,
+        asked: &LeaseRequest,
+    ) -> Result<Vec<LeaseId>, Error> {
+        let key = self.core.tenant_key(&application_name("t", name));
+        self.requests += 1;
+        let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
+        let request = ClientRequest {
+            id: RequestId(self.requests),
+            tenant: self.core.tenant_key("t"),
+            standing: TokenStatus::Verified,
+            pu: String::new(),
+            package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
+            terms: LeaseTerms::of(asked).unwrap(),
+            locality: Locality::of(asked).unwrap(),
+            needs: Arc::default(),
+            wait_ms: asked.wait_ms,
+            refusals: Refusals::default(),
+            application: Some(ApplicationLimits { key, quota }),
+        };
+        match self.event(CoreEvent::Request(Box::new(request))).pop() {
+            Some(CoreAction::Granted { leases, .. }) => Ok(leases),
+            Some(CoreAction::Refused { error, .. }) => Err(error),
+            other => panic!("neither granted nor refused: {other:?}"),
+        }
     }
 
     fn grant(&mut self, asked: &LeaseRequest) -> Vec<LeaseId> {
@@ -785,6 +816,39 @@ fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
     fixture.event(CoreEvent::Elsewhere(tenant, TenantUse::default()));
     fixture.grant(&asked(1));
     assert_eq!(fixture.request_of("other", &asked(4)).len(), 1);
+}
+
+#[test]
+fn limits_of_an_application_hold_over_all_of_its_leases() {
+    let mut fixture = CoreFixture::with_node(8);
+    let quota = Quota { cores: Some(3), memory_bytes: Some(64 << 20), ..Quota::default() };
+    let ask = |fixture: &mut CoreFixture, name: &str, cores: u32| {
+        let asked = LeaseRequest { wait_ms: 1000, ..asked(cores) };
+        fixture.request_for_application(name, quota, &asked)
+    };
+    let first = ask(&mut fixture, "app", 2).unwrap()[0];
+    let error = ask(&mut fixture, "app", 2).unwrap_err();
+    assert_eq!(error.code, Code::NoCapacity);
+    let said = "application t/app has 2 in all of its runs and may have 3";
+    assert!(error.message.contains(said), "{error}");
+    assert_eq!(fixture.core.waiting(), 0, "it would take the turn of others");
+    ask(&mut fixture, "app", 1).unwrap();
+    assert_eq!(ask(&mut fixture, "app", 4).unwrap_err().code, Code::InsufficientResources, "it never fits");
+    // Neither another application nor the tenant itself is bound by them.
+    ask(&mut fixture, "other", 3).unwrap();
+    fixture.grant(&asked(1));
+    let described = fixture.core.describe(fixture.core.lease(first).unwrap());
+    assert_eq!((described.tenant.as_str(), described.application.as_str()), ("t", "app"));
+    let key = fixture.core.tenant_key(&application_name("t", "app"));
+    assert_eq!(fixture.core.tenant(key).used().cores, 3);
+    let elsewhere = TenantUse { memory_bytes: 62 << 20, ..TenantUse::default() };
+    let quota = Quota { memory_bytes: Some(64 << 20), ..Quota::default() };
+    fixture.event(CoreEvent::Elsewhere(key, elsewhere));
+    let refused = fixture.request_for_application("app", quota, &asked(1)).unwrap_err();
+    assert!(refused.code == Code::NoCapacity && refused.message.contains("bytes of memory"), "{refused}");
+    fixture.report(vec![over(first, 1)]);
+    assert_eq!(fixture.core.tenant(key).own.cores, 1);
+    fixture.request_for_application("app", quota, &asked(1)).unwrap();
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use sublet_proto::graph::{Graph, RunLimits};
 use sublet_proto::v1::{
-    self, LeaseList, LeaseRequest, ListLeasesRequest, PackageInfo, PackageRight, RenewRequest,
+    self, LeaseList, LeaseRequest, ListLeasesRequest, PackageInfo, PackageRight, Quota, RenewRequest,
 };
 use sublet_proto::{Code, Error, decode};
 
@@ -44,12 +45,32 @@ impl ServiceParts {
         };
         let needs = self.needs_of(&caller.tenant, &package, &asked).await?;
         self.quotas.check_leases(Asker::of(caller), self.shell.clock.now_ms())?;
-        let wanted = PreparedRequest { needs, ..wanted(caller, TokenStatus::Verified, package, asked)? };
+        let application = self.application_of(&caller.tenant, &asked.application).await?;
+        let wanted =
+            PreparedRequest { needs, application, ..wanted(caller, TokenStatus::Verified, package, asked)? };
         let given = self.shell.request(wanted).await?;
         if let RequestOutcome::Leases(granted) = &given {
             self.quotas.add_leases(Asker::of(caller), granted.len(), self.shell.clock.now_ms());
         }
         Ok(given)
+    }
+
+    /// The limits over all runs of an application of the tenant, as its latest document says them; `None` if the name is
+    /// empty, or of no graph.
+    async fn application_of(&self, tenant: &str, name: &str) -> Result<Option<(String, Quota)>, Error> {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let found = match self.graphs.find(tenant, name).await {
+            Err(error) if error.code == Code::UnknownGraph => return Ok(None),
+            found => found?,
+        };
+        // It was checked when it was deployed.
+        let Ok(graph) = Graph::parse(&found.document) else { return Ok(None) };
+        let RunLimits { application_cores, application_memory_bytes, .. } = graph.limits;
+        let quota =
+            Quota { cores: application_cores, memory_bytes: application_memory_bytes, ..Quota::default() };
+        Ok(graph.limits.limit_application().then_some((graph.name, quota)))
     }
 
     /// Grants leases to a caller whose token is not verified yet: they are granted at once, and their agent asks
@@ -74,8 +95,9 @@ impl ServiceParts {
             true => Some(Arc::default()),
             false => self.packages.remembered(&asked.package),
         };
-        // Secrets and folders belong to a tenant, which has to be known. Needs of a package depend on its owner.
-        let has_needs = asked.needs.is_some();
+        // Secrets, folders and applications belong to a tenant, which has to be known. Needs of a package depend on its
+        // owner.
+        let has_needs = asked.needs.is_some() || !asked.application.is_empty();
         let package = package.filter(|package| !has_needs && package.needs.is_none());
         let Some(package) = package else {
             return self.request(&verified(verification).await?, asked).await;
@@ -177,6 +199,7 @@ fn wanted(
         package,
         wait_ms: asked.wait_ms,
         refusals: Refusals::by(&asked.refused),
+        application: None,
     })
 }
 

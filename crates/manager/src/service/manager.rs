@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Service, ServiceParts};
 use crate::auth::{CallerIdentity, CallerVerification, caller};
-use crate::core::ManagedNode;
+use crate::core::{ManagedNode, application_of};
 use crate::database::blocking;
 use crate::garbage::{self, RemovedBlobs};
 use crate::graphs;
@@ -438,7 +438,8 @@ impl ServiceParts {
 
     async fn list_tenants(&self, after: &str) -> Result<TenantList, Error> {
         let mut tenants: Vec<Tenant> = self.shell.look(|core| {
-            let known = core.tenants().map(|tenant| Tenant {
+            let tenants = core.tenants().filter(|tenant| application_of(&tenant.name).is_none());
+            let known = tenants.map(|tenant| Tenant {
                 name: tenant.name.to_string(),
                 quota: Some(tenant.quota),
                 r#use: Some(tenant.used()),

@@ -85,6 +85,7 @@ impl Shell {
             locality: Locality::on(beside.name.clone()),
             wait_ms: 0,
             refusals: Refusals::default(),
+            application: None,
         })
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use sublet_proto::v1::{self, PackageInfo};
+use sublet_proto::v1::{self, PackageInfo, Quota};
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
 use super::{Answer, RequestKey, RequestOutcome, Shell, WaitingClient};
 use crate::core::{
-    ClientRequest, CoreAction, CoreEvent, LeaseTerms, Locality, Refusals, RequestId, TokenStatus,
+    ApplicationLimits, ClientRequest, CoreAction, CoreEvent, LeaseTerms, Locality, Refusals, RequestId,
+    TokenStatus, application_name,
 };
 use crate::tokens::TokenId;
 
@@ -27,6 +28,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) needs: Arc<v1::Needs>,
     pub(crate) wait_ms: u64,
     pub(crate) refusals: Refusals,
+    /// The name of the application whose runs are limited together, and its limits.
+    pub(crate) application: Option<(String, Quota)>,
 }
 
 /// State of a submitted request.
@@ -52,6 +55,10 @@ impl Shell {
         let mut state = self.lock()?;
         let tenant = state.core.tenant_key(&wanted.tenant);
         let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
+        let application = wanted.application.map(|(name, quota)| {
+            let key = state.core.tenant_key(&application_name(&wanted.tenant, &name));
+            ApplicationLimits { key, quota }
+        });
         let request = ClientRequest {
             id,
             tenant,
@@ -63,6 +70,7 @@ impl Shell {
             needs: wanted.needs,
             wait_ms: wanted.wait_ms,
             refusals: wanted.refusals,
+            application,
         };
         match self.handle(&mut state, CoreEvent::Request(Box::new(request))) {
             Some(CoreAction::Granted { leases, .. }) => {

@@ -70,11 +70,17 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Problems) {
-    if limits.cores == Some(0) {
-        problems.add("limits.cores", "without a core nothing is executed");
+    for (field, cores) in [("cores", limits.cores), ("application_cores", limits.application_cores)] {
+        if cores == Some(0) {
+            problems.add(format!("limits.{field}"), "without a core nothing is executed");
+        }
     }
-    if let Some(bytes) = limits.memory_bytes {
-        problems.check_within("limits.memory_bytes".into(), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
+    for (field, bytes) in
+        [("memory_bytes", limits.memory_bytes), ("application_memory_bytes", limits.application_memory_bytes)]
+    {
+        if let Some(bytes) = bytes {
+            problems.check_within(format!("limits.{field}"), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
+        }
     }
 }
 

@@ -194,7 +194,7 @@ pub enum MemoryRights {
     Write,
 }
 
-/// The most that one run of a graph holds at a time; requests beyond it wait.
+/// The most that one run of a graph holds at a time, and all of its runs together; requests beyond it wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunLimits {
@@ -204,6 +204,19 @@ pub struct RunLimits {
     /// Memory of all components, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Cores of all runs of the application.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub application_cores: Option<u32>,
+    /// Memory of all runs of the application, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub application_memory_bytes: Option<u64>,
+}
+
+impl RunLimits {
+    /// Tells whether all runs of the application together are limited.
+    pub fn limit_application(&self) -> bool {
+        self.application_cores.is_some() || self.application_memory_bytes.is_some()
+    }
 }
 
 /// A problem in a document.

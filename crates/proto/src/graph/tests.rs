@@ -71,7 +71,10 @@ fn parses_a_document_with_defaults_for_missing_fields() {
     let access = Edge { from: 1, to: 4, relation: Relation::Access(MemoryRights::Write), condition: None };
     assert_eq!(graph.edges[5], access);
     assert_eq!((graph.edges_from(0).count(), graph.edges_to(3).count()), (3, 2));
-    assert_eq!(graph.limits, RunLimits { cores: Some(8), memory_bytes: Some(1 << 32) });
+    assert_eq!(
+        graph.limits,
+        RunLimits { cores: Some(8), memory_bytes: Some(1 << 32), ..RunLimits::default() }
+    );
 }
 
 #[test]
@@ -322,6 +325,9 @@ fn reports_each_problem_of_resources_and_limits_with_its_position() {
         ("/limits/cores", json!(0), "limits.cores", "without a core"),
         ("/limits/memory_bytes", json!(1), "limits.memory_bytes", "within"),
         ("/limits/nodes", json!(1), "limits.nodes", "unknown field"),
+        ("/limits/application_cores", json!(0), "limits.application_cores", "without a core"),
+        ("/limits/application_cores", json!("2"), "limits.application_cores", "invalid type"),
+        ("/limits/application_memory_bytes", json!(1), "limits.application_memory_bytes", "within"),
         ("/limits", json!([8, 1u64 << 32]), "limits", "expected an object"),
         (
             "/components/1/resources/swap_bytes",

@@ -60,6 +60,8 @@ pub struct Allocation {
     time_weight: u32,
     near: Vec<String>,
     warm: String,
+    /// Name of the graph whose runs are limited together; empty: none.
+    application: String,
     pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
@@ -93,6 +95,7 @@ impl Allocation {
             time_weight: 0,
             near: Vec::new(),
             warm: String::new(),
+            application: String::new(),
             pool: None,
             fabric: None,
             interface: None,
@@ -283,6 +286,12 @@ impl Allocation {
         self
     }
 
+    /// Counts the leases under the limits over all runs of an application.
+    pub(crate) fn application(mut self, name: &str) -> Allocation {
+        name.clone_into(&mut self.application);
+        self
+    }
+
     /// Sets the amount of memory that each worker may swap, in bytes, to memory of the run for which it executes a
     /// component.
     pub(crate) fn swap_bytes(mut self, bytes: u64) -> Allocation {
@@ -338,6 +347,7 @@ impl Allocation {
             warm: self.warm.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             refused: String::new(),
+            application: self.application.clone(),
             needs: Some(needs).filter(|needs| !needs.is_empty()),
             options: Some(WorkerOptions {
                 slots: self.slots,

@@ -31,6 +31,8 @@ pub struct MemoryPlan {
     wait: Duration,
     near: Vec<String>,
     pool: Option<Pool>,
+    /// Name of the graph whose runs are limited together; empty: none.
+    application: String,
     fabric: Option<FabricChoice>,
     cache: CacheSize,
 }
@@ -59,6 +61,7 @@ impl MemoryPlan {
             wait: Duration::ZERO,
             near: Vec::new(),
             pool: None,
+            application: String::new(),
             fabric: None,
             cache: CacheSize::DEFAULT,
         }
@@ -105,6 +108,12 @@ impl MemoryPlan {
     /// Restricts the component to nodes of this pool. Without this, nodes of the memory pool are preferred.
     pub fn pool(mut self, pool: Pool) -> MemoryPlan {
         self.pool = Some(pool);
+        self
+    }
+
+    /// Counts the segments under the limits over all runs of an application.
+    pub(crate) fn application(mut self, name: &str) -> MemoryPlan {
+        name.clone_into(&mut self.application);
         self
     }
 
@@ -198,6 +207,7 @@ impl MemoryPlan {
             wait_ms: milliseconds(self.wait),
             near: self.near.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
+            application: self.application.clone(),
             ..v1::LeaseRequest::default()
         }
     }

@@ -499,6 +499,7 @@ impl<'run> RunDriver<'run> {
             component,
             name: of.name.clone(),
             application: graph.name.clone(),
+            is_limited: graph.limits.limit_application(),
             package: self.journal.pinned(&compute.package),
             compute,
             near,
@@ -591,6 +592,9 @@ impl<'run> RunDriver<'run> {
                     let memory = of.memory().expect("an access edge leads to memory");
                     let options = &self.application.options;
                     let mut plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
+                    if graph.limits.limit_application() {
+                        plan = plan.application(&graph.name);
+                    }
                     if let Some(fabric) = &options.fabric {
                         plan = plan.fabric(fabric.clone());
                     }

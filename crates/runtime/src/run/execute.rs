@@ -49,6 +49,8 @@ pub(super) struct ComponentJob {
     pub(super) component: usize,
     pub(super) name: String,
     pub(super) application: String,
+    /// Whether the graph limits all runs of the application together.
+    pub(super) is_limited: bool,
     pub(super) compute: Compute,
     /// The leased package: the version of the component's package when the run began.
     pub(super) package: String,
@@ -219,6 +221,9 @@ impl ComponentExecutor {
             .near(near.iter().cloned())
             .warm(format!("{application}/{name}"))
             .wait(wait);
+        if self.job.is_limited {
+            allocation = allocation.application(application);
+        }
         if !options.keep_alive.is_zero() {
             allocation = allocation.idle_timeout(options.keep_alive);
         }

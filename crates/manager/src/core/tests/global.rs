@@ -78,6 +78,7 @@ impl CoreFixture {
             needs: Arc::new(asked.needs.clone().unwrap_or_default()),
             wait_ms: asked.wait_ms,
             refusals: Refusals::by(refused),
+            application: None,
         };
         let actions = self.event(CoreEvent::Request(Box::new(request)));
         self.core.nodes.assert_consistent();

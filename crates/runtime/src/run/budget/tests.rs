@@ -10,7 +10,7 @@ const C: usize = 2;
 const MEMORY: usize = 3;
 
 fn budget(cores: u32, bytes: u64) -> BudgetState {
-    BudgetState::new(RunLimits { cores: Some(cores), memory_bytes: Some(bytes) })
+    BudgetState::new(RunLimits { cores: Some(cores), memory_bytes: Some(bytes), ..RunLimits::default() })
 }
 
 fn workers(by: usize, cores: u64, bytes: u64) -> BudgetRequest {
