@@ -371,6 +371,7 @@ def split(
     name: str | None = None,
     *,
     parallelism: int = 1,
+    cores: int = 1,
     memory: int | str | None = None,
     pu: str | None = None,
     external_effects: bool = False,

@@ -33,6 +33,7 @@ class _Use(TypedDict):
     component: str
     attempts: int
     instances: int
+    cores: int
     begin_us: int
     end_us: int
     allocated_bytes: int
@@ -77,7 +78,7 @@ class _ArrayInterface(TypedDict):
     shape: tuple[int]
     data: tuple[int, bool]
 
-_Ran = tuple[str, list[tuple[str, list[bytes]]], list[_Use]]
+_Ran = tuple[str, list[tuple[str, list[bytes]]], list[_Use], tuple[str, Memory] | None]
 
 @final
 class Application:
