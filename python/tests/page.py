@@ -10,14 +10,21 @@ document does not start. By the language of a block:
 - `text` is a picture or output, and not run;
 - a block with a title, in any language, is saved in a file of that name.
 
-`...` in output stands for any text. A comment in front of a block changes what happens to it:
+`...` in output stands for any text. Comments in front of a block, one in a line, change what happens to it:
 
+- `<!-- prepared: FUNCTION -->`: before it, the shell executes a function of the page's script in `worlds` (`worlds/docs/operating.sh`
+  for `docs/operating.md`), which makes what the text assumes, such as a service that systemd would start; after the last block the
+  shell executes that script's function `finish`, if it has one;
 - `<!-- serves -->`: a shell of its own executes the block until the end, and the next block waits until `sublet ps` shows a node;
 - `<!-- serves: manager -->`: the same, and the next block waits until `sublet ps` has an answer;
+- `<!-- configures: manager -->`, or `agent`: the block is a configuration that this program accepts;
+- `<!-- adds to: FILE -->`: the block's lines are added to this file, in place of lines with the same keys;
 - `<!-- excerpt: FILE -->`: the block must be a part of this file of the repository, which other tests run;
 - `<!-- form -->`: the block shows a form of notation with placeholders;
 - `<!-- needs: MODULE -->`: the block is left out where Python has no such module;
-- `<!-- not run: WHY -->`: the block is never run.
+- `<!-- not run: REASON -->`: the block is never run, for one of `REASONS`.
+
+A page with the line `<!-- own machine -->` has system folders and a network of its own (`machine.sh`), and runs as root.
 """
 
 import doctest
@@ -31,8 +38,26 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# Scripts that make what pages assume, each beside the page's own path.
+WORLDS = Path(__file__).resolve().parent / "worlds"
+OWN_MACHINE = re.compile("^<!-- own machine -->$", re.MULTILINE)
+# Reasons for which a block may be left out, each with what it means.
+REASONS = {
+    "builds Sublet": "it compiles the repository, which the tests have done before",
+    "needs systemd": "it speaks to systemd, which is not the init process of a container",
+    "needs packages": "it installs packages of `make dist`, which scripts/dist/installs.sh does in root file systems",
+    "needs a container engine": "it needs podman",
+    "needs Kubernetes": "it needs a cluster of Kubernetes, and Helm",
+    "needs Slurm": "it needs a node of Slurm",
+    "measures": "it measures for minutes, or between machines",
+    "boots a machine": "it boots an emulated machine",
+    "changes the system": "it installs packages of the system",
+    "needs another tenant": "it needs a package of another tenant, as test_foreign.py makes it",
+    "has a test of its own": "a test compiles and runs the example, in small sizes",
+}
+RULE = re.compile(r"<!-- (prepared|serves|configures|adds to|excerpt|form|needs|not run)(?:: ([^\n]+))? -->\n")
 BLOCK = re.compile(
-    r"^(?:<!-- (?P<rule>serves|excerpt|form|needs|not run)(?:: (?P<what>[^\n]+))? -->\n)?"
+    r"^(?P<rules>(?:<!-- [^\n]+ -->\n)*)"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
@@ -53,6 +78,7 @@ class Shell:
 
     def __init__(self, state):
         self._state = state
+        self._is_prepared = False
         self._bash = subprocess.Popen(
             ["bash", "--norc", "-e", "-o", "pipefail"],
             stdin=subprocess.PIPE,
@@ -61,6 +87,13 @@ class Shell:
             text=True,
             start_new_session=True,
         )
+
+    def prepare(self, world, function):
+        """Executes a function of a page's script."""
+        if not self._is_prepared:
+            self.run(f"source '{world}'")
+            self._is_prepared = True
+        self.run(function)
 
     def run(self, text):
         """Executes a block; returns its output. This process takes over the variables and the folder."""
@@ -81,20 +114,28 @@ class Shell:
         return "".join(output).removesuffix("\n")
 
     def end(self):
-        end(self._bash)
+        try:
+            if self._is_prepared:
+                self.run("if declare -F finish >/dev/null; then finish; fi")
+        except (Failed, OSError):
+            # The shell has ended, since a command has failed.
+            pass
+        # The shell's background processes ignore SIGINT.
+        end(self._bash, (signal.SIGTERM, signal.SIGKILL))
 
 
-def end(process):
+def end(process, signals=(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
     """Ends a process and all that it has started."""
-    for what in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for what in signals:
+        until = time.monotonic() + 10
         try:
             os.killpg(process.pid, what)
+            while time.monotonic() < until:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
         except ProcessLookupError:
             return
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 class Page:
@@ -119,21 +160,31 @@ class Page:
                 raise Failed(f"{self._path}, the block in line {line}: {error}") from error
 
     def _block(self, block, line):
-        rule, what, language, text = block["rule"], block["what"], block["language"], block["text"]
-        if rule in ("not run", "form") or (language == "text" and not block["title"]):
+        rules, language, title, text = rules_of(block), block["language"], block["title"], block["text"]
+        if "not run" in rules and rules["not run"] not in REASONS:
+            raise Failed(f"{rules['not run']!r} is no reason to leave it out; there are {', '.join(REASONS)}")
+        if is_left_out(block) or ("needs" in rules and importlib.util.find_spec(rules["needs"]) is None):
             return
-        if rule == "needs" and importlib.util.find_spec(what) is None:
-            return
-        if rule == "excerpt":
-            if squeezed(text) not in squeezed((ROOT / what).read_text()):
-                raise Failed(f"it is not a part of {what}")
-        elif rule == "serves":
-            self._serve(text, what)
-        elif block["title"]:
-            path = Path(block["title"])
+        if "prepared" in rules:
+            self._shell.prepare(WORLDS / self._path.relative_to(ROOT).with_suffix(".sh"), rules["prepared"])
+        if "excerpt" in rules:
+            if squeezed(text) not in squeezed((ROOT / rules["excerpt"]).read_text()):
+                raise Failed(f"it is not a part of {rules['excerpt']}")
+        elif "configures" in rules:
+            self._configure(rules["configures"], text)
+        elif "adds to" in rules:
+            add(Path(rules["adds to"]), text)
+        elif "serves" in rules:
+            self._serve(text, rules["serves"])
+        elif title:
+            path = Path(title)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        elif language == "python":
+        else:
+            self._execute(language, text, line)
+
+    def _execute(self, language, text, line):
+        if language == "python":
             # With as many lines before it, so that a traceback names those of the document.
             exec(compile("\n" * line + text, self._path, "exec"), self._names)
         elif language == "pycon":
@@ -144,6 +195,13 @@ class Page:
             self._console(text)
         else:
             raise Failed(f"nothing runs a block of {language} without a title")
+
+    def _configure(self, program, text):
+        file = self._folder / f"{program}.toml"
+        file.write_text(text)
+        shown = subprocess.run(["sublet", program, "--config", file, "--print-config"], capture_output=True, text=True)
+        if shown.returncode:
+            raise Failed(f"sublet {program} does not accept it: {shown.stderr}")
 
     def _session(self, text, line):
         session = doctest.DocTestParser().get_doctest(text, self._names, self._path.name, str(self._path), line)
@@ -181,6 +239,48 @@ class Page:
         for server in reversed(self._servers):
             end(server)
         self._shell.end()
+
+
+def rules_of(block):
+    """The rules of the comments in front of a block, each with what follows its colon."""
+    rules = block["rules"]
+    found = dict(RULE.findall(rules))
+    if rules.count("\n") != len(found):
+        raise Failed(f"one of these comments is no rule of page.py, or stands twice: {rules}")
+    return found
+
+
+def is_left_out(block):
+    """Whether a block is not run in any way: a picture or output, a form of notation, or one with a reason."""
+    rules = rules_of(block)
+    return "not run" in rules or "form" in rules or (block["language"] == "text" and not block["title"])
+
+
+def add(file, text):
+    """Adds lines to a configuration: each to the table that it is in, in place of a line with the same key."""
+    tables = parts_of(file.read_text())
+    for header, lines in parts_of(text).items():
+        keys = [key_of(line) for line in lines if key_of(line)]
+        kept = [line for line in tables.get(header, []) if key_of(line) not in keys]
+        tables[header] = lines + kept
+    file.write_text("\n".join(line for header, lines in tables.items() for line in ([header] if header else []) + lines) + "\n")
+
+
+def parts_of(text):
+    """The lines of a configuration by the header of their table; those before the first table have the header ""."""
+    parts, header = {"": []}, ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            header = line
+            parts.setdefault(header, [])
+        else:
+            parts[header].append(line)
+    return parts
+
+
+def key_of(line):
+    """The key that a line sets, if it sets one."""
+    return "" if line.startswith("#") or "=" not in line else line.split("=")[0].strip()
 
 
 def is_served(what):
