@@ -108,6 +108,21 @@ fn second_up_on_one_folder_reports_the_owners_process() {
 }
 
 #[test]
+fn backs_up_the_running_store_of_a_relative_state_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let mut up = Up::start(&state);
+    let backup = sublet(&state)
+        .current_dir(folder.path())
+        .args(["store", "backup", "copy.sqlite", "--state", "state"])
+        .output()
+        .unwrap();
+    assert!(backup.status.success(), "{}", String::from_utf8_lossy(&backup.stderr));
+    assert!(folder.path().join("copy.sqlite").exists());
+    assert_eq!(up.signal(Signal::TERM), Some(0));
+}
+
+#[test]
 fn what_a_killed_up_leaves_behind_is_cleared_away() {
     let folder = tempfile::tempdir().unwrap();
     Up::start(folder.path()).signal(Signal::KILL);

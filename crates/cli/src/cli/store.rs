@@ -21,7 +21,7 @@ Examples:
   sublet store repair --state /var/lib/sublet/manager
   sublet store check --store-url nats://nats1.example.org:4222
 
-A backup of the embedded store can be made while its manager runs, by the manager's user or root; everything else of
+A backup of the embedded store can be made while its manager runs, by the manager's user; everything else of
 that store needs its manager stopped: leases and calls continue meanwhile. A manager that finds records lost does not
 start: restore a backup, or let `repair` continue without them. A backup holds the key that signs tickets. A store on
 NATS (--store-url) is checked while its managers run, and repaired while they are stopped; its servers back it up and
@@ -225,18 +225,22 @@ fn examine(check: &Check) -> Result<(CheckReport, String), Error> {
 
 /// Copies the store of a manager that does not run, or has a running one do so.
 fn back_up(state: &Path, file: &Path) -> Result<(), Error> {
-    let file = std::path::absolute(file).map_err(|error| {
-        Error::new(Code::InvalidArgument, format!("{} is no path: {error}", file.display()))
-    })?;
-    match upkeep::backup(state, &file) {
+    let (state, file) = (absolute(state)?, absolute(file)?);
+    match upkeep::backup(&state, &file) {
         Err(error) if error.code == Code::AlreadyRunning => {}
         ended => return ended,
     }
-    let usual = manager_address(state);
+    let usual = manager_address(&state);
     // It may listen elsewhere, as the environment says.
     let address = if socket_path(&usual)?.exists() { usual } else { default_address() };
     let manager = ManagerClient::connect_with(Access::parse(&address)?)?;
     manager.back_up_store(&file.display().to_string()).map(drop)
+}
+
+/// Makes a path absolute: a running manager has another working folder, and the address of a socket is absolute.
+fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path)
+        .map_err(|error| Error::new(Code::InvalidArgument, format!("{} is no path: {error}", path.display())))
 }
 
 fn text(examined: &CheckReport, put_back: &str) -> String {
