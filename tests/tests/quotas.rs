@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use sublet::{Allocation, Code, Invoker};
+use sublet::{Allocation, Code, Error, Invoker};
 use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, connect};
@@ -19,8 +19,8 @@ fn allocation() -> Allocation {
     Allocation::new(package("calls.c")).memory_bytes(64 * MIB)
 }
 
-fn busy(client: &Invoker, ms: u32) {
-    client.submit("busy", &[ms], &mut [0u8; 0]).unwrap().wait().unwrap();
+fn busy(client: &Invoker, ms: u32) -> Result<(), Error> {
+    client.submit("busy", &[ms], &mut [0u8; 0])?.wait().map(drop)
 }
 
 #[test]
@@ -102,8 +102,9 @@ fn a_spent_quota_allows_no_lease_until_it_is_raised() {
     client.allocate(&allocation()).unwrap();
     let lease = client.lease().unwrap().id.clone();
     // At the default price for a second, twice the quota.
-    busy(&client, 1_000);
-    client.deallocate().unwrap();
+    let ended = busy(&client, 1_000).and_then(|()| client.deallocate().map(drop));
+    // If its use is reported during the call, the lease ends then.
+    assert!(ended.as_ref().err().is_none_or(|error| error.code == Code::QuotaExceeded), "{ended:?}");
     let line = cluster.final_bill(&lease);
     assert!(line.total_nano >= price / 2, "{line:?}");
     wait_until("the tenant has spent it all", || match client.allocate(&allocation()) {
