@@ -13,8 +13,7 @@ document does not start. By the language of a block:
 `...` in output stands for any text. Comments in front of a block, one in a line, change what happens to it:
 
 - `<!-- prepared: FUNCTION -->`: before it, the shell executes a function of the page's script in `worlds` (`worlds/docs/operating.sh`
-  for `docs/operating.md`), which makes what the text assumes, such as a service that systemd would start; after the last block the
-  shell executes that script's function `finish`, if it has one;
+  for `docs/operating.md`), which makes what the text assumes, such as a service that systemd would start;
 - `<!-- serves -->`: a shell of its own executes the block until the end, and the next block waits until `sublet ps` shows a node;
 - `<!-- serves: manager -->`: the same, and the next block waits until `sublet ps` has an answer;
 - `<!-- configures: manager -->`, or `agent`: the block is a configuration that this program accepts;
@@ -24,7 +23,8 @@ document does not start. By the language of a block:
 - `<!-- needs: MODULE -->`: the block is left out where Python has no such module;
 - `<!-- not run: REASON -->`: the block is never run, for one of `REASONS`.
 
-A page with the line `<!-- own machine -->` has system folders and a network of its own (`machine.sh`), and runs as root.
+After the last block the shell executes the function `finish` of the page's script, if it has one. A page with the line
+`<!-- own machine -->` has system folders and a network of its own (`machine.sh`), and runs as root.
 """
 
 import doctest

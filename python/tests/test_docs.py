@@ -71,7 +71,7 @@ def test_blocks_that_are_not_run_have_a_reason_and_become_fewer():
         for block in page.BLOCK.finditer((ROOT / document).read_text()):
             rules = page.rules_of(block)
             if "not run" in rules:
-                assert rules["not run"] in page.REASONS, f"{document}: {rules['not run']!r} is none of {list(page.REASONS)}"
+                assert rules["not run"] in page.REASONS, f"{document}: {rules['not run']!r} is not one of {list(page.REASONS)}"
                 found[rules["not run"]] += 1
             elif "form" in rules:
                 found["form"] += 1

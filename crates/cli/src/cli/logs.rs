@@ -12,9 +12,9 @@ use super::output::{CommandOutput, check_standard_output};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet ps                                     show the leases
-  sublet logs LEASE                             show the output of a lease's functions
-  sublet logs LEASE --state /var/lib/sublet     use the agent with this state folder
+  sublet ps                                           show the leases
+  sublet logs LEASE                                   show the output of a lease's functions
+  sublet logs LEASE --state /var/lib/sublet/agent     use the agent with this state folder
 
 The agent keeps the newest 1 MiB of output of each lease, and the logs of 128 ended leases. The output of Python
 functions also goes to their caller.";

@@ -16,7 +16,7 @@ use crate::config::{self, ConfigFlags, EffectiveSettings};
 const EXAMPLES: &str = "\
 Examples:
   sublet manager                                     use /etc/sublet/manager.toml, if it exists
-  sublet manager --state ./m --listen 0.0.0.0:7433   use no file
+  sublet manager --state ./m --listen 0.0.0.0:7433   use this state folder, and all networks
   sublet manager --config m.toml --print-config      show the configuration and where each value comes from
   sublet manager --global --store nats --store-url nats://n1:4222 --state ./g
                                                      direct clients to the managers of several racks, which share this store

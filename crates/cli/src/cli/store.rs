@@ -16,8 +16,8 @@ use super::output::CommandOutput;
 const EXAMPLES: &str = "\
 Examples:
   sublet store check --state /var/lib/sublet/manager
-  sublet store backup /backup/store-1.sqlite --state /var/lib/sublet/manager
-  sublet store restore /backup/store-1.sqlite --state /var/lib/sublet/manager --overwrite
+  sublet store backup /var/backups/sublet/1.sqlite --state /var/lib/sublet/manager
+  sublet store restore /var/backups/sublet/1.sqlite --state /var/lib/sublet/manager --overwrite
   sublet store repair --state /var/lib/sublet/manager
   sublet store check --store-url nats://nats1.example.org:4222
 

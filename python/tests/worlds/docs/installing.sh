@@ -1,4 +1,4 @@
-# What docs/installing.md assumes: the files that were downloaded, and a Python without Sublet.
+# The assumptions of docs/installing.md: the files that were downloaded, and a Python without Sublet.
 
 WORK=$PWD
 

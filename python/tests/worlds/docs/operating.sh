@@ -1,4 +1,4 @@
-# What docs/operating.md assumes: names of machines, services as systemd starts them, and the files of users.
+# The assumptions of docs/operating.md: names of machines, services as systemd starts them, and the files of users.
 #
 # The managers and agents are in the network namespace `nodes`, the page is at the other end of a cable (machine.sh).
 

@@ -1,4 +1,4 @@
-# What docs/python/dependencies.md assumes: uv trusts the authorities of the system, as where a proxy has certificates of its own.
+# The assumptions of docs/python/dependencies.md: uv trusts the authorities of the system.
 
 certificates() {
     export UV_SYSTEM_CERTS=true
