@@ -51,7 +51,6 @@ REASONS = {
     "needs Slurm": "it needs a node of Slurm",
     "measures": "it measures for minutes, or between machines",
     "boots a machine": "it boots an emulated machine",
-    "changes the system": "it installs packages of the system",
     "needs another tenant": "it needs a package of another tenant, as test_foreign.py makes it",
     "has a test of its own": "a test compiles and runs the example, in small sizes",
 }
