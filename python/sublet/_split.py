@@ -10,7 +10,7 @@ def split(name=None, *, parallelism=1, cores=1, memory=None, pu=None, external_e
         name: Name of the component that starts here.
         parallelism: Number of concurrent instances. All execute the same code, and use `instance` and `instances` to
             choose their part of the work. They share arrays, and must not change other variables.
-        cores: Number of cores of each instance, all on one node, for threads and processes that the component starts.
+        cores: Number of cores of each instance, all on one node.
         memory: Memory of each instance, in bytes or as `"2GiB"`.
         pu: Kind of processing unit.
         external_effects: Whether the component has effects outside of the run. It is then not repeated after a failure.

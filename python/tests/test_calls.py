@@ -382,7 +382,7 @@ def test_an_interrupt_does_not_wait_for_the_call(lease, is_known):
         flags[:] = 0
     try:
         interrupt_when_executing(flags)
-        # The call returns only when it is told to.
+        # The call returns only after the second flag is set.
         with pytest.raises(KeyboardInterrupt):
             lease.call(held, flags)
     finally:

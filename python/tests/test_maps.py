@@ -34,7 +34,7 @@ class Counted:
 
 
 def run_and_stay(ran, flags, n):
-    """Notes that it was executed. The first returns, and the others when they are told to."""
+    """Notes that it was executed. The first returns, and the others after their flag is set."""
     ran[n] = 1
     if n > 0:
         held(flags)

@@ -96,7 +96,7 @@ def test_an_interrupt_does_not_wait_for_the_function(native):
     flags = sublet.zeros(2)
     try:
         interrupt_when_executing(flags)
-        # The function returns only when it is told to.
+        # The function returns only after the second flag is set.
         with pytest.raises(KeyboardInterrupt):
             native.call("held", flags)
     finally:

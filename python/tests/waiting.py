@@ -30,7 +30,7 @@ def with_growing_time(first, attempt):
 
 
 def held(flags, value=None):
-    """What workers execute: says by the first flag that it executes, and returns the value once the second flag is set."""
+    """Says by the first flag that a worker executes it, and returns the value once the second flag is set."""
     flags[0] = 1
     while not flags[1]:
         time.sleep(0.001)

@@ -71,7 +71,7 @@ struct UsedLease {
 
 /// State that the clients share with the thread that kills.
 #[derive(Default)]
-struct Shared {
+struct UseCounts {
     stop: AtomicBool,
     leases: Mutex<HashMap<String, UsedLease>>,
 }
@@ -115,7 +115,7 @@ impl Journals {
 }
 
 /// Leases and calls until `stop` is set.
-fn work(access: &Access, tenant: &str, seed: u64, shared: &Shared) -> Vec<Truth> {
+fn work(access: &Access, tenant: &str, seed: u64, shared: &UseCounts) -> Vec<Truth> {
     let (mut chance, mut client, mut truths) = (Chance(seed), connect(access), Vec::new());
     let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(2));
     while !shared.stop.load(Ordering::Relaxed) {
@@ -260,7 +260,7 @@ fn the_bill_is_what_was_used_whatever_was_killed_meanwhile() {
             (cluster.user(&tenant), tenant)
         })
         .collect();
-    let (shared, mut chance, mut journals) = (Shared::default(), Chance(seed), Journals::default());
+    let (shared, mut chance, mut journals) = (UseCounts::default(), Chance(seed), Journals::default());
     let truths: Vec<Truth> = std::thread::scope(|scope| {
         let clients: Vec<_> = users
             .iter()

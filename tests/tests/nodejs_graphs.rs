@@ -122,7 +122,7 @@ fn misuse_of_memory_fails_with_its_code() {
         (
             "write",
             "message",
-            "invalid_argument: the graph has no message edge between this component and \"nobody\"",
+            "invalid_argument: the graph has no message edge between this component and \"missing\"",
         ),
         ("write", "longMessage", "invalid_argument: a timeout of -1 milliseconds is no time to wait"),
         ("write", "writeAt 8", "ok: "),

@@ -127,7 +127,7 @@ fn tenant_cannot_exhaust_a_memory_pool() {
     let said = ["greedy", "in the memory pool", "2097152"];
     assert_fails(memory.write(2 * MIB, &[1]), Code::QuotaExceeded, &said);
     assert_fails(greedy.memory(plan().pool(Pool::Memory)).map(drop), Code::QuotaExceeded, &said);
-    // What does not insist on the pool is elsewhere, and another tenant has the pool's memory.
+    // Memory that names no pool is elsewhere, and another tenant has the pool's memory.
     let other_pool = greedy.memory(plan()).unwrap();
     other_pool.write(0, &[1]).unwrap();
     assert_eq!(other_pool.segments()[0].node, "node-2");
@@ -137,7 +137,7 @@ fn tenant_cannot_exhaust_a_memory_pool() {
     let tenants = cluster.json(&["tenant", "list"])["tenants"].take();
     let of = |name: &str| tenants.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap().clone();
     assert_eq!(of("greedy")["pools"][1]["memory_bytes"], 2 * MIB);
-    // What is given back may be leased again.
+    // Memory that is given back may be leased again.
     drop(memory);
     wait_until("the memory may be leased again", || greedy.memory(plan().pool(Pool::Memory)).is_ok());
 }

@@ -151,7 +151,7 @@ fn neighbours_share_a_secret_that_each_registration_renews() {
     host.reports();
     let shown = cluster.json(&["pus"]);
     assert!(!shown.to_string().contains("secret"), "{shown}");
-    // What an agent says of other nodes than its neighbours is not shown.
+    // An agent's report of nodes that are not its neighbours is not shown.
     assert_eq!(unit(&shown, "host", "cpu")["connected"], json!(["dpu"]));
     assert_eq!(unit(&shown, "liar", "cpu")["connected"], json!([]));
     let why = |neighbour: &str, why: &str| json!({ "node": "liar", "neighbour": neighbour, "why": why });

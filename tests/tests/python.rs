@@ -169,7 +169,7 @@ fn leases_take_processes_that_have_imported_modules_with_threads() {
         client.deallocate().unwrap();
         is_warm
     };
-    // What waits is only for modules of which it is known that they cannot be kept otherwise.
+    // Processes wait only for modules that are known to fit into no template.
     wait_until("a process waits, and the manager knows", || {
         takes_standby(&allocation);
         let standby = &platform.json(&["ps"])["nodes"][0]["standby"][0];

@@ -174,7 +174,7 @@ fn numbers_as_result() -> Vec<u8> {
 }
 
 #[test]
-fn client_reads_a_result_that_is_memory_and_gives_it_back() {
+fn client_reads_a_result_in_memory_and_releases_it() {
     let platform = platform();
     let count = 300_000u64;
     for fabric in [None, tcp(false)] {

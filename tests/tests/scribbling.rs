@@ -186,7 +186,7 @@ fn calls_queued_behind_corrupted_calls_end() {
             let [first, second] = &mut outputs;
             let scribbling = client.submit("scribble", &order, first).unwrap();
             let worker = platform.worker();
-            // What is sent from now on stays as it is.
+            // Values that are sent from now on stay as they are.
             wait_until_written(&order);
             wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
             let behind = client.submit("echo", b"hello", second).unwrap();

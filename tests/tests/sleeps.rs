@@ -6,7 +6,7 @@ use std::path::Path;
 use sublet_tests::{files, read};
 
 const POLL: &str = "a pause between two looks, with a bound";
-const PACE: &str = "the pace of what goes on beside the test, on which no check depends";
+const PACE: &str = "the pace of work beside the test, on which no check depends";
 const SPAN: &str = "the time itself: a longer one changes nothing";
 const WORK: &str = "a function or iterable that takes long";
 

@@ -57,7 +57,7 @@ fn hear_more(client: &ByHand) -> Result<Heard, sublet::Error> {
     }
 }
 
-/// Waits for the worker, whatever steps of its start are told before.
+/// Waits for the worker, whatever steps of its start are sent before.
 fn hear_started(client: &ByHand) {
     loop {
         match hear_more(client).unwrap() {
@@ -85,7 +85,7 @@ fn a_remote_client_gets_signs_of_life_during_package_transfer() {
 }
 
 #[test]
-fn start_that_waits_for_its_package_is_told_again_and_again() {
+fn steps_of_a_waiting_start_are_sent_again() {
     let cluster = Cluster::with_agents(1);
     let grant = granted(&cluster, "calls.c");
     cluster.managers[0].pause();

@@ -7,7 +7,6 @@ pub(crate) mod image_pythons;
 pub(crate) mod images;
 pub(crate) mod isolations;
 pub(crate) mod kernels;
-pub(crate) mod lent_cores;
 pub(crate) mod logs;
 pub(crate) mod packages;
 pub(crate) mod programs;
@@ -15,6 +14,7 @@ pub(crate) mod runtimes;
 pub(crate) mod sandboxes;
 pub(crate) mod shared_work;
 pub(crate) mod standby;
+pub(crate) mod start_cores;
 pub(crate) mod worker;
 
 use std::sync::Arc;

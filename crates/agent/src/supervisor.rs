@@ -33,7 +33,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
-use crate::execution::lent_cores::LentCores;
+use crate::execution::start_cores::StartCores;
 use crate::execution::worker::WorkerProcess;
 use crate::leases::attach::AttachedLease;
 use crate::leases::confirm::Confirmation;
@@ -79,7 +79,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
         relay: None,
         served: None,
         start: StartState::None,
-        lent_cores: None,
+        start_cores: None,
         held,
         ending: None,
         idle,
@@ -101,7 +101,7 @@ struct Supervisor<'node> {
     served: Option<RemoteSegment>,
     start: StartState,
     /// The lease's cores, once work of a start may use them.
-    lent_cores: Option<Arc<LentCores>>,
+    start_cores: Option<Arc<StartCores>>,
     held: AttachedLease,
     /// End that was announced to the client.
     ending: Option<WantedEnd>,
@@ -461,10 +461,10 @@ impl Supervisor<'_> {
     }
 
     fn finish(self, end: EndReason) {
-        let Supervisor { mut worker, relay, served, lent_cores, held, socket, node, .. } = self;
+        let Supervisor { mut worker, relay, served, start_cores, held, socket, node, .. } = self;
         let AttachedLease { lease, meter, reservation, enrolment, inbox, .. } = held;
         let is_dead = worker.as_mut().is_none_or(|worker| end_worker(worker, &lease.id));
-        let busy_cores = lent_cores.filter(|cores| !cores.call_back(Instant::now() + WORK_END_PATIENCE));
+        let busy_cores = start_cores.filter(|cores| !cores.call_back(Instant::now() + WORK_END_PATIENCE));
         if let Err(error) = meter.settle() {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }

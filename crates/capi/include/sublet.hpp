@@ -630,7 +630,7 @@ private:
     sublet_function resolve(const std::string &name) const { return find(name).get(); }
 
     std::shared_ptr<sublet_invoker> handle_;
-    std::unique_ptr<detail::step_function> on_step_;  // of the present leases
+    std::unique_ptr<detail::step_function> on_step_;  // in use by the present leases
 };
 
 namespace detail {

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" fn note(step: *const c_char, user: *mut c_void) {
-        // SAFETY: the test passes a vector, which it does not use while a step is told; the step is a string.
+        // SAFETY: the test passes a vector, which it does not use during this call; the step is a string.
         let (steps, step) = unsafe { (&mut *user.cast::<Vec<String>>(), CStr::from_ptr(step)) };
         steps.push(step.to_str().unwrap().to_owned());
     }

@@ -168,7 +168,7 @@ pub struct RootImage {
 pub struct Template {
     /// Language of the runtime.
     pub language: Language,
-    /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`]. Of an image: a path there.
+    /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`]. For an image it is a path in the image.
     pub interpreter: PathBuf,
     /// The library that it loads to be forked, which calls [`template::serve`].
     pub adapter: PathBuf,

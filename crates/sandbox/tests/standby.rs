@@ -283,7 +283,7 @@ fn program_that_differs_imports_by_itself() {
         fixture.await_standby("threaded", 1);
         assert_eq!(fixture.run(text, "threaded", change), imported, "{what}");
     }
-    // What waits for programs that are no longer asked for makes way.
+    // Processes for programs that are no longer asked for make way.
     fixture.await_taken("threaded");
 }
 

@@ -16,7 +16,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::worker::channel::Channel;
 use sublet_runtime::worker::worker_run::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
 
-use crate::operation::{Operation, deadline, decode, invalid, within};
+use crate::operation::{PollableOperation, deadline, decode, invalid, within};
 
 /// The functions' interface, in JavaScript: the template compiles it before it is forked.
 pub(crate) const SOURCE: &str = include_str!("component.js");
@@ -170,7 +170,7 @@ impl Step {
     }
 }
 
-impl Operation for ComponentOperation {
+impl PollableOperation for ComponentOperation {
     fn begin(request: &str, bytes: Vec<u8>) -> Result<ComponentOperation, Error> {
         let (step, deadline) = (decode::<Step>(request)?, deadline(request)?);
         let run = step.run()?;

@@ -10,7 +10,7 @@ use sublet_proto::{Code, Error};
 const TICK: Duration = Duration::from_millis(50);
 
 /// An operation in progress: a request of JavaScript, as JSON with bytes.
-pub(crate) trait Operation: Sized {
+pub(crate) trait PollableOperation: Sized {
     /// Begins an operation, on the main thread.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Promises of operations that may wait.
 //!
-//! An operation that cannot end at once continues in a thread of libuv's pool, in attempts of [a tick](Operation::wait):
+//! An operation that cannot end at once continues in a thread of libuv's pool, in attempts of [a tick](PollableOperation::wait):
 //! so a few threads serve all operations that wait, and those of the file system come in between. Between two attempts
 //! it is on the main thread, where it may be cancelled: for example, if its object was closed.
 
@@ -11,7 +11,7 @@ use napi_sys::{napi_async_work, napi_callback_info, napi_deferred, napi_env, nap
 use serde_json::Value;
 use sublet_proto::{Code, Error};
 
-use crate::operation::Operation;
+use crate::operation::PollableOperation;
 use crate::values::{arguments, buffer, copied_bytes, error_of, text, text_of, throw_error, undefined};
 use crate::{component, xpu};
 
@@ -63,7 +63,10 @@ unsafe fn answer(
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
-pub(crate) unsafe extern "C" fn wait<O: Operation>(env: napi_env, info: napi_callback_info) -> napi_value {
+pub(crate) unsafe extern "C" fn wait<O: PollableOperation>(
+    env: napi_env,
+    info: napi_callback_info,
+) -> napi_value {
     // SAFETY: as this function's.
     unsafe {
         let [request, bytes] = arguments(env, info);
@@ -92,7 +95,7 @@ pub(crate) unsafe extern "C" fn wait<O: Operation>(env: napi_env, info: napi_cal
 ///
 /// # Safety
 /// On Node.js's main thread.
-unsafe fn queue<O: Operation>(env: napi_env, task: Box<Task<O>>) {
+unsafe fn queue<O: PollableOperation>(env: napi_env, task: Box<Task<O>>) {
     let task = Box::into_raw(task);
     // SAFETY: the task lives until `complete`, which alone uses it after `execute` has ended. The name outlives the call.
     unsafe {
@@ -116,14 +119,14 @@ unsafe fn queue<O: Operation>(env: napi_env, task: Box<Task<O>>) {
 }
 
 /// Makes an attempt, in a thread of the pool.
-unsafe extern "C" fn execute<O: Operation>(_: napi_env, task: *mut c_void) {
+unsafe extern "C" fn execute<O: PollableOperation>(_: napi_env, task: *mut c_void) {
     // SAFETY: it is the task of `queue`, which nothing else uses meanwhile.
     let task = unsafe { &mut *task.cast::<Task<O>>() };
     task.has_ended = task.operation.wait();
 }
 
 /// Settles the promise, or queues the next attempt. On the main thread.
-unsafe extern "C" fn complete<O: Operation>(env: napi_env, _: napi_status, task: *mut c_void) {
+unsafe extern "C" fn complete<O: PollableOperation>(env: napi_env, _: napi_status, task: *mut c_void) {
     // SAFETY: it is the task of `queue`, whose attempt has ended.
     unsafe {
         let mut task = Box::from_raw(task.cast::<Task<O>>());
@@ -141,7 +144,7 @@ unsafe extern "C" fn complete<O: Operation>(env: napi_env, _: napi_status, task:
 ///
 /// # Safety
 /// On Node.js's main thread, with a promise that was not settled.
-unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: impl Operation) {
+unsafe fn settle(env: napi_env, deferred: napi_deferred, operation: impl PollableOperation) {
     // SAFETY: as this function's; the array has two places.
     unsafe {
         match operation.end() {

@@ -18,7 +18,7 @@ use sublet_xpu::{
     Chain, Executor, FifoRights, FifoShape, GlobalId, Process, Reader, Spawn, Unread, Writer, process,
 };
 
-use crate::operation::{Operation, deadline, decode, invalid, within};
+use crate::operation::{PollableOperation, deadline, decode, invalid, within};
 
 /// The functions' interface, in JavaScript: the template compiles it before it is forked.
 pub(crate) const SOURCE: &str = include_str!("xpu.js");
@@ -212,7 +212,7 @@ impl Step {
     }
 }
 
-impl Operation for WaitingOperation {
+impl PollableOperation for WaitingOperation {
     /// Takes the operation's object. Fails also for an object that was closed or is in use.
     fn begin(request: &str, bytes: Vec<u8>) -> Result<WaitingOperation, Error> {
         let (step, until) = (decode::<Step>(request)?, deadline(request)?);

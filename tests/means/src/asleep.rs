@@ -47,7 +47,7 @@ mod tests {
     use std::sync::Mutex;
 
     #[test]
-    fn waits_for_a_thread_to_sleep_and_not_for_an_ended_one() {
+    fn waits_for_a_sleeping_thread_and_no_ended_one() {
         let lock = Mutex::new(0);
         std::thread::scope(|scope| {
             let held = lock.lock().unwrap();

@@ -26,10 +26,10 @@ use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram
 
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
-use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::programs::find_program;
 use crate::execution::sandboxes::SandboxMaker;
+use crate::execution::start_cores::StartCores;
 use answer::QueryKey;
 use queries::Queries;
 use templates::TrustedImages;
@@ -98,7 +98,7 @@ impl ImagePythons {
         &self,
         mut runnable: Runnable,
         lease: &Lease,
-        cores: &Arc<LentCores>,
+        cores: &Arc<StartCores>,
         step: &StartStep,
     ) -> Result<Runnable, Error> {
         if is_image_python(&runnable.build().architecture) {

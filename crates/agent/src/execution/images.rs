@@ -82,7 +82,7 @@ impl Images {
         if let Some(in_use) = self.at_hand(build, tenant)? {
             return Ok(in_use);
         }
-        // The pull may be that of another call, which alone is told of its progress.
+        // The pull may be that of another call, and only that call hears of its progress.
         tell(format!("waiting for the image {}", build.image));
         let pulled = self.pulls.execute(&build.image, tenant, || self.find_or_pull(build, tenant, tell));
         let in_use = pulled.map_err(|error| about(&build.image, error))?;

@@ -31,11 +31,11 @@ use tracing::info;
 pub(crate) use device_access::{devices_of, environment};
 pub(crate) use look::DeviceQuery;
 
-use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::{FileStamp, Runnable, StartStep};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::SandboxMaker;
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
+use crate::execution::start_cores::StartCores;
 use crate::machine::state::system;
 
 /// The program that builds, beside those of workers.
@@ -121,7 +121,7 @@ impl KernelPackages {
         &self,
         runnable: &Runnable,
         tenant: &str,
-        cores: &Arc<LentCores>,
+        cores: &Arc<StartCores>,
         step: &StartStep,
     ) -> Result<(), Error> {
         let Some(kind) = kind_of(runnable.build()) else { return Ok(()) };
@@ -158,7 +158,7 @@ impl KernelPackages {
         lock(&self.known).insert(&key(runnable), tenant, known, until);
     }
 
-    fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &Arc<LentCores>) -> Result<(), Error> {
+    fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &Arc<StartCores>) -> Result<(), Error> {
         let (begun, folder) = (Instant::now(), &runnable.package.folder);
         let sandboxes = self.sandboxes.current()?;
         let loan = cores.lend()?;

@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_entry_of_a_digest_that_is_used_as_another_kind() {
+    fn keeps_the_entry_of_a_digest_of_another_kind() {
         let state = tempfile::tempdir().unwrap();
         let packages = open(state.path());
         let (package, encoded) = unpacked(&packages);

@@ -129,7 +129,7 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Result<u64, Error> {
 /// Least memory for processes on standby, in bytes: an interpreter with large modules.
 const MIN_STANDBY_BYTES: u64 = 64 << 20;
 
-/// What is left to lend of this much memory when processes on standby may take `standby_bytes` of it.
+/// Memory that is left to lend when processes on standby may take `standby_bytes` of it.
 pub(crate) fn without_standby(memory_bytes: u64, standby_bytes: u64) -> Result<u64, Error> {
     if standby_bytes == 0 {
         return Ok(memory_bytes);

@@ -3,7 +3,7 @@
 //!
 //! A package is fetched on a thread of its own, while the supervisor sends signs of life to the client and handles the
 //! end of the lease. A fetch continues after its lease has ended, for the next lease of the package. Only the work that it
-//! does on the lease's cores ends with the lease: see [`LentCores`]. The process is started on the supervisor's thread.
+//! does on the lease's cores ends with the lease: see [`StartCores`]. The process is started on the supervisor's thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tracing::{debug, error};
 use super::Supervisor;
 use super::start_state::{Outcome, StartState};
 use crate::execution::background_task::BackgroundTask;
-use crate::execution::lent_cores::LentCores;
 use crate::execution::packages::{Runnable, StartStep};
+use crate::execution::start_cores::StartCores;
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
 
-/// Interval at which a step of a start is told again. The client gives up a start of which it hears nothing for minutes.
+/// Interval at which a step of a start is sent again. The client gives up a start of which it hears nothing for minutes.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Step of a start whose package has said none.
 const FETCHING: &str = "fetching the package";
@@ -134,7 +134,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Time at which the client is told again what a start does that waits for its package.
+    /// Time at which the step of a start that waits for its package is sent again.
     pub(super) fn next_step(&self) -> Option<Instant> {
         match &self.start {
             StartState::Fetching { told, .. } => Some(*told + AGAIN),
@@ -152,16 +152,16 @@ impl Supervisor<'_> {
     }
 
     /// The lease's cores, as work of its starts uses them.
-    fn lent_cores(&mut self) -> Result<Arc<LentCores>, Error> {
-        if let Some(cores) = &self.lent_cores {
+    fn start_cores(&mut self) -> Result<Arc<StartCores>, Error> {
+        if let Some(cores) = &self.start_cores {
             return Ok(cores.clone());
         }
-        let cores = LentCores::new(self.held.reservation.cores.clone())?;
-        Ok(self.lent_cores.insert(cores).clone())
+        let cores = StartCores::new(self.held.reservation.cores.clone())?;
+        Ok(self.start_cores.insert(cores).clone())
     }
 
     fn fetch(&mut self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
-        let cores = self.lent_cores()?;
+        let cores = self.start_cores()?;
         let (packages, lease) = (self.node.execution.packages.clone(), self.held.lease.clone());
         let kernels = self.node.execution.kernels.clone();
         debug!(lease = lease.id, digest = lease.package, "the worker's package is fetched");

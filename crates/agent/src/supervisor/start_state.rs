@@ -21,7 +21,7 @@ pub(super) enum StartState {
     Fetching {
         package: BackgroundTask<Runnable>,
         step: StartStep,
-        /// Time at which the client was told of the start, or of a step of it.
+        /// Time at which the start, or a step of it, was last sent to the client.
         told: Instant,
         requested_ns: u64,
     },

@@ -249,9 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn measures_one_round_trip_when_the_time_is_over_at_once() {
-        struct Answering;
-        impl PingPongEnd for Answering {
+    fn measures_one_round_trip_when_no_time_is_left() {
+        struct EchoingEnd;
+        impl PingPongEnd for EchoingEnd {
             fn send(&mut self) -> Result<(), Error> {
                 Ok(())
             }
@@ -262,7 +262,7 @@ mod tests {
                 Ok(())
             }
         }
-        assert!(ask(&mut Answering, Duration::ZERO).unwrap() >= 0.0);
+        assert!(ask(&mut EchoingEnd, Duration::ZERO).unwrap() >= 0.0);
     }
 
     #[test]

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_that_another_process_holds_is_made_as_a_copy() {
+    fn makes_a_copy_of_a_layer_that_another_process_holds() {
         let folder = tempfile::tempdir().unwrap();
         let store = ImageStore::open(folder.path()).unwrap();
         let (presence, diff_id) = (store.be_present().unwrap(), Digest::of(b"layer"));

@@ -98,7 +98,7 @@ pub struct ManagedNode {
     pub(super) cache: Option<v1::CacheUse>,
     /// Neighbours to which its agent is connected, by its latest report since its registration.
     pub(super) connected: Option<v1::ConnectedNodes>,
-    /// Its processes that wait on standby, by its latest report.
+    /// Processes of the node that wait on standby, by its latest report.
     pub(super) standby: Vec<v1::StandbyProcesses>,
 }
 

@@ -68,7 +68,7 @@ pub(super) enum ParallelismDocument {
     From(InstancesDocument),
 }
 
-/// What a number of instances follows from: the output of a compute component, or the bytes of a memory component.
+/// Source of a number of instances: the output of a compute component, or the bytes of a memory component.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct InstancesDocument {

@@ -221,7 +221,7 @@ fn reports_each_problem_of_a_number_that_follows_from_data() {
 }
 
 #[test]
-fn source_of_a_number_must_be_written_before_and_never_skipped() {
+fn source_of_a_number_is_written_before_and_never_skipped() {
     let rows = json!({ "from": "rows", "bytes_each": 1, "limit": 8 });
     let mut unwritten = counted(&rows, &json!({}), &[edge("trigger", "plan", "other")]);
     unwritten["edges"][1]["rights"] = json!("read");
@@ -252,7 +252,7 @@ fn source_of_a_number_must_be_written_before_and_never_skipped() {
 }
 
 #[test]
-fn a_run_has_at_most_one_result_that_a_component_writes() {
+fn a_run_has_one_result_that_a_component_writes() {
     let result = json!({ "name": "weights", "type": "memory", "result": true });
     let graph = parse(&changed("/components/4", result)).unwrap();
     assert_eq!((graph.result(), parse(&document()).unwrap().result()), (Some(4), None));

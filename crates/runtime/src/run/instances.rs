@@ -44,7 +44,7 @@ impl NumberRule<'_> {
     }
 }
 
-/// Returns the number of parts of so many bytes in `len_bytes`: at least 1, and at most `limit`.
+/// Returns the number of parts of `bytes_each` bytes in `len_bytes`: at least 1, and at most `limit`.
 pub(super) fn parts_of(len_bytes: u64, bytes_each: u64, limit: u32) -> u32 {
     let parts = len_bytes.div_ceil(bytes_each.max(1)).max(1);
     u32::try_from(parts).unwrap_or(u32::MAX).min(limit)
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_memory_has_an_instance_up_to_the_limit() {
+    fn parts_of_memory_have_instances_up_to_the_limit() {
         let numbers = [0, 1, 100, 101, 300, 301, u64::MAX].map(|len_bytes| parts_of(len_bytes, 100, 4));
         assert_eq!(numbers, [1, 1, 1, 2, 3, 4, 4]);
         assert_eq!(parts_of(u64::MAX, 1, u32::MAX), u32::MAX);

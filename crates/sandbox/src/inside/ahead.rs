@@ -199,7 +199,7 @@ impl Ahead {
     fn stand_by(&self, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
         self.become_inhabitant(plan)?;
         let failed = |errno: rustix::io::Errno| (CreationStep::Standby, errno.into());
-        // Modules that print while they are imported print to nobody.
+        // The output of modules during their import is discarded.
         rustix::stdio::dup2_stdin(&plan.control).map_err(failed)?;
         rustix::stdio::dup2_stdout(&plan.control).map_err(failed)?;
         rustix::stdio::dup2_stderr(&plan.control).map_err(failed)?;

@@ -45,7 +45,7 @@ pub(super) struct Sandbox {
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
-    /// Those of its time on standby, if it was, and those of its program.
+    /// Views of its time on standby, if it was on standby, and views of its program.
     views: Vec<ResourceView>,
 }
 

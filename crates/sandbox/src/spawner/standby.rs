@@ -4,8 +4,9 @@
 //! a process that is forked no more. Such a process is in a sandbox of its own, with all restrictions of a program; it
 //! becomes one program, and no other. It lacks only what depends on that: mounts of its files, limits, and its log.
 //!
-//! Modules see the environment and the number of cores that the program will have. What differs in that gets no process on
-//! standby, nor what needs a filter of system calls, Landlock rules or users of its own ([`StandbyTerms::of`]).
+//! Modules see the environment and the number of cores that the program will have. A program that differs in
+//! that gets no process on standby, nor does one that needs a filter of system calls, Landlock rules or users of its own
+//! ([`StandbyTerms::of`]).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -197,7 +198,7 @@ impl StandbySet {
 }
 
 impl StandbySet {
-    /// Ends the oldest process if there are as many as there may be, and all of them are for other programs.
+    /// Ends the oldest process if the set is full, and all of its processes are for other programs.
     fn make_way(&mut self, terms: &StandbyTerms) {
         if self.processes.len() >= MAX_PROCESSES
             && self.processes.iter().all(|process| process.terms != *terms)

@@ -43,7 +43,7 @@ const MAX_TOLD_CHARS: usize = 256;
 #[derive(Default)]
 pub(super) struct Templates {
     known: BTreeMap<Template, RequestedTemplate>,
-    /// What processes on standby may use.
+    /// Limits of processes on standby.
     terms: SandboxStandby,
 }
 
@@ -378,7 +378,7 @@ fn without_modules(template: &Template) -> Template {
     Template { imports: Vec::new(), environment, ..template.clone() }
 }
 
-/// What operators see of processes on standby.
+/// The processes on standby as operators see them.
 fn described(template: &Template, standby: &StandbySet) -> StandbyProcesses {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (waiting, importing) = standby.counts();

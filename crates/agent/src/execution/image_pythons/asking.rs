@@ -23,7 +23,7 @@ use super::answer::{Answer, PROGRAM};
 use super::report::{PythonReport, last_words, no_report, shown};
 use super::{ImagePythons, PythonRequest, container, environment};
 use crate::execution::images::HeldImage;
-use crate::execution::lent_cores::{CoreLoan, LentCores, lease_ended};
+use crate::execution::start_cores::{CoreLoan, StartCores, lease_ended};
 use crate::signal::wait_readable;
 
 /// Code with which an interpreter reports what it is.
@@ -42,7 +42,7 @@ const MAX_OUTPUT_BYTES: usize = 16 << 10;
 impl ImagePythons {
     /// Has the interpreter of an image report what it is. Errors name no image, because leases that know the image by
     /// another name, or from another registry, receive them, too.
-    pub(super) fn ask(&self, request: &PythonRequest<'_>, cores: &Arc<LentCores>) -> Answer {
+    pub(super) fn ask(&self, request: &PythonRequest<'_>, cores: &Arc<StartCores>) -> Answer {
         let begun = Instant::now();
         let image = &request.build.image;
         let lost = |error: Error| {

@@ -15,7 +15,7 @@ use sublet_proto::{Code, Error, decode};
 use sublet_sandbox::{SandboxLimits, Sandboxes};
 
 use super::builder::{BuildOrder, BuilderProcess};
-use crate::execution::lent_cores::{CoreLoan, lease_ended};
+use crate::execution::start_cores::{CoreLoan, lease_ended};
 use crate::signal::wait_readable;
 
 /// How long a build may take, the start of its sandbox included.
@@ -105,7 +105,7 @@ fn failed(code: Code, what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::execution::lent_cores::LentCores;
+    use crate::execution::start_cores::StartCores;
     use prost::Message;
     use sublet_proto::v1::Failure;
 
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn gives_up_once_its_cores_are_called_back() {
         let (here, _there) = PacketSocket::pair().unwrap();
-        let cores = LentCores::new(vec![0]).unwrap();
+        let cores = StartCores::new(vec![0]).unwrap();
         let loan = cores.lend().unwrap();
         assert!(!cores.call_back(Instant::now()));
         let until = Instant::now() + Duration::from_secs(3600);

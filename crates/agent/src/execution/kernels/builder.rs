@@ -15,7 +15,7 @@ use sublet_sandbox::{
 use tracing::warn;
 
 use super::device_access::{devices_of, environment};
-use crate::execution::lent_cores::CoreLoan;
+use crate::execution::start_cores::CoreLoan;
 use crate::signal::wait_readable;
 
 /// How long what was killed may take to end.

@@ -97,7 +97,7 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 }
 
 #[test]
-fn result_stays_until_the_run_is_done_and_is_written_again_after_a_loss() {
+fn result_stays_until_the_end_and_survives_a_loss() {
     let result = r#"{"name":"m","type":"memory","result":true}"#.to_owned();
     let edges = [edge("trigger", "a", "b"), edge("access", "a", "m")];
     let graph = graph(&[compute("a"), compute("b"), result].join(","), &edges.join(","));

@@ -21,7 +21,7 @@ use crate::machine::resources::ResourceReservation;
 use crate::signal::Signal;
 
 /// See the [module](self).
-pub(crate) struct LentCores {
+pub(crate) struct StartCores {
     numbers: Vec<u32>,
     /// Raised once the cores are called back.
     called_back: Signal,
@@ -40,21 +40,21 @@ struct LoanState {
 
 /// The right of work to use the cores. Dropping it says that no process of the work is left.
 pub(crate) struct CoreLoan {
-    cores: Arc<LentCores>,
+    cores: Arc<StartCores>,
     is_lost: bool,
 }
 
-impl LentCores {
-    pub(crate) fn new(numbers: Vec<u32>) -> Result<Arc<LentCores>, Error> {
+impl StartCores {
+    pub(crate) fn new(numbers: Vec<u32>) -> Result<Arc<StartCores>, Error> {
         let (state, returned) = (Mutex::default(), Condvar::new());
-        Ok(Arc::new(LentCores { numbers, called_back: Signal::new()?, state, returned }))
+        Ok(Arc::new(StartCores { numbers, called_back: Signal::new()?, state, returned }))
     }
 
     /// Lends the cores to work.
     ///
     /// # Errors
     /// `lease_ended` if they were called back.
-    pub(crate) fn lend(self: &Arc<LentCores>) -> Result<CoreLoan, Error> {
+    pub(crate) fn lend(self: &Arc<StartCores>) -> Result<CoreLoan, Error> {
         let mut state = lock(&self.state);
         if state.is_over {
             return Err(lease_ended());
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn work_notices_that_its_cores_are_called_back() {
-        let cores = LentCores::new(vec![7]).unwrap();
+        let cores = StartCores::new(vec![7]).unwrap();
         let loan = cores.lend().unwrap();
         assert_eq!(loan.numbers(), [7]);
         assert_eq!(wait_readable([Some(loan.called_back())], Some(now())).unwrap(), [false]);
@@ -178,7 +178,7 @@ mod tests {
     fn cores_are_free_once_the_last_work_has_ended() {
         let pool = pool();
         let reservation = pool.reserve(&ONE_CORE).unwrap();
-        let cores = LentCores::new(reservation.cores.clone()).unwrap();
+        let cores = StartCores::new(reservation.cores.clone()).unwrap();
         let loans = [cores.lend().unwrap(), cores.lend().unwrap()];
         assert!(!cores.call_back(now()));
         cores.keep(reservation);
@@ -190,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn cores_of_a_process_that_cannot_be_killed_are_never_free() {
+    fn cores_of_an_unkillable_process_are_never_free() {
         let pool = pool();
         let reservation = pool.reserve(&ONE_CORE).unwrap();
-        let cores = LentCores::new(reservation.cores.clone()).unwrap();
+        let cores = StartCores::new(reservation.cores.clone()).unwrap();
         let mut loan = cores.lend().unwrap();
         loan.lose();
         drop(loan);
