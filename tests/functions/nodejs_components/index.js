@@ -76,8 +76,8 @@ const abuses = {
   released: async (numbers) => { await numbers.release(); await numbers.nbytes(); },
   opened: async (numbers) => { await numbers.release(); channel('numbers'); },
   absent: () => channel('nothing'),
-  message: () => send('nobody', 'x'),
-  longMessage: () => receive('nobody', { timeoutMs: -1 }),
+  message: () => send('missing', 'x'),
+  longMessage: () => receive('missing', { timeoutMs: -1 }),
   kept: async (numbers) => { if (kept) await kept.nbytes(); kept = numbers; },
 };
 
