@@ -124,6 +124,7 @@ impl RunJournal {
                 instance,
                 instances,
                 output: output.clone(),
+                decided_instances: 0,
             });
             if batch_bytes >= BATCH_BYTES || instance + 1 == instances {
                 let entries = std::mem::take(&mut batch);

@@ -382,9 +382,9 @@ fn without_modules(template: &Template) -> Template {
 fn described(template: &Template, standby: &StandbySet) -> StandbyProcesses {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (waiting, importing) = standby.counts();
-    let modules = printable_line(&template.imports.join(", "));
+    let modules = template.imports.join(", ");
     StandbyProcesses {
-        modules: modules.chars().take(MAX_TOLD_CHARS).collect(),
+        modules: printable_line(&modules).chars().take(MAX_TOLD_CHARS).collect(),
         waiting: count(waiting),
         importing: count(importing),
         memory_bytes: standby.used_bytes(),
