@@ -121,25 +121,28 @@ fn tenant_cannot_exhaust_a_memory_pool() {
         json!({ "pool": "memory", "memory_bytes": 0, "memory_limit_bytes": 2 * MIB })
     );
     let greedy = connect(&cluster.user("greedy"));
-    let memory = greedy.memory(plan().pool(Pool::Memory)).unwrap();
-    memory.write(0, &[1]).unwrap();
+    // Memory is leased by its first access.
+    let begin = |client: &Invoker, plan: MemoryPlan| {
+        let memory = client.memory(plan)?;
+        memory.write(0, &[1]).map(|()| memory)
+    };
+    let memory = begin(&greedy, plan().pool(Pool::Memory)).unwrap();
     memory.write(MIB, &[1]).unwrap();
     let said = ["greedy", "in the memory pool", "2097152"];
     assert_fails(memory.write(2 * MIB, &[1]), Code::QuotaExceeded, &said);
-    assert_fails(greedy.memory(plan().pool(Pool::Memory)).map(drop), Code::QuotaExceeded, &said);
+    assert_fails(begin(&greedy, plan().pool(Pool::Memory)).map(drop), Code::QuotaExceeded, &said);
     // Memory that names no pool is elsewhere, and another tenant has the pool's memory.
-    let other_pool = greedy.memory(plan()).unwrap();
-    other_pool.write(0, &[1]).unwrap();
+    let other_pool = begin(&greedy, plan()).unwrap();
     assert_eq!(other_pool.segments()[0].node, "node-2");
     let modest = connect(&cluster.user("modest"));
-    let its = modest.memory(plan().initial_bytes(16 * MIB).pool(Pool::Memory)).unwrap();
+    let its = begin(&modest, plan().initial_bytes(16 * MIB).pool(Pool::Memory)).unwrap();
     assert_eq!(its.segments()[0].node, "node-1");
     let tenants = cluster.json(&["tenant", "list"])["tenants"].take();
     let of = |name: &str| tenants.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap().clone();
     assert_eq!(of("greedy")["pools"][1]["memory_bytes"], 2 * MIB);
     // Memory that is given back may be leased again.
     drop(memory);
-    wait_until("the memory may be leased again", || greedy.memory(plan().pool(Pool::Memory)).is_ok());
+    wait_until("the memory may be leased again", || begin(&greedy, plan().pool(Pool::Memory)).is_ok());
 }
 
 fn graph() -> Vec<u8> {

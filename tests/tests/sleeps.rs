@@ -15,7 +15,7 @@ const WORK: &str = "a function or iterable that takes long";
 /// `sublet_means::spawn_until_asleep`, or by `python/tests/waiting.py`.
 const SLEEPS: &[(&str, usize, &str)] = &[
     ("crates/agent/src/leases/ledger/tests.rs", 1, SPAN),
-    ("crates/agent/src/leases/usage.rs", 5, SPAN),
+    ("crates/agent/src/leases/usage.rs", 6, SPAN),
     ("crates/agent/src/shim/tests.rs", 3, PACE),
     ("crates/agent/tests/agent/common.rs", 1, POLL),
     ("crates/agent/tests/agent/main.rs", 1, POLL),
@@ -55,7 +55,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
     ("crates/sandbox/tests/weak.rs", 1, POLL),
     ("python/tests/cpython_executor.py", 1, "an event that the tests of CPython wait for"),
     ("python/tests/images.py", 1, POLL),
-    ("python/tests/page.py", 1, POLL),
+    ("python/tests/page.py", 2, POLL),
     ("python/tests/test_calls.py", 2, WORK),
     ("python/tests/test_chain.py", 1, POLL),
     ("python/tests/test_classes.py", 1, WORK),

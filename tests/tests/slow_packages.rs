@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
 
 use sublet::{Allocation, Code};
 use sublet_proto::network::Fabric;
@@ -85,21 +86,6 @@ fn a_remote_client_gets_signs_of_life_during_package_transfer() {
 }
 
 #[test]
-fn steps_of_a_waiting_start_are_sent_again() {
-    let cluster = Cluster::with_agents(1);
-    let grant = granted(&cluster, "calls.c");
-    cluster.managers[0].pause();
-    let client = attach(&grant);
-    let heard = hear_more(&client).unwrap();
-    let Heard::Progress(progress) = heard else { panic!("{heard:?} without a package") };
-    assert_eq!(progress.step, "fetching the package");
-    cluster.managers[0].resume();
-    hear_started(&client);
-    client.release();
-    cluster.assert_serves();
-}
-
-#[test]
 fn a_lease_waiting_for_its_package_is_released_at_once() {
     let cluster = Cluster::with_agents(1);
     let given_back = granted(&cluster, "calls.c");
@@ -133,8 +119,13 @@ fn a_remote_client_waits_for_a_slow_package() {
         let digest = client.manager().deploy(read_package(&folder).unwrap()).unwrap().package.unwrap().digest;
         // More than ten seconds for what was deployed.
         cluster.network.as_ref().unwrap().shape(MANAGER_HOST, 1);
-        client.allocate(&Allocation::new(digest).wait(PATIENCE)).unwrap();
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let heard = steps.clone();
+        let note = move |step: &str| heard.lock().unwrap().push(step.to_owned());
+        client.allocate(&Allocation::new(digest).wait(PATIENCE).on_step(note)).unwrap();
         assert_echoes(&client);
+        // The transfer is longer than the interval at which a step is sent again.
+        assert!(steps.lock().unwrap().contains(&"fetching the package".to_owned()), "{steps:?}");
         client.deallocate().unwrap();
         let lines = cluster.operator().manager().bill(BillRequest::default()).unwrap().lines;
         assert_eq!(lines.len(), 1, "it was given up and asked for anew: {lines:?}");

@@ -200,6 +200,6 @@ fn modules_of_ecmascript_import_the_installed_package() {
 
 #[test]
 fn package_of_npm_has_the_version_of_sublet() {
-    let package: Value = serde_json::from_str(&read(&format!("{PACKAGE}/package.json"))).unwrap();
+    let package: Value = serde_json::from_str(&read(format!("{PACKAGE}/package.json"))).unwrap();
     assert_eq!(package["version"], env!("CARGO_PKG_VERSION"));
 }

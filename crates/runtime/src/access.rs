@@ -456,7 +456,7 @@ mod tests {
         let said = Error::new(Code::Protocol, "there is no method /sublet.v1.Manager/SetSecret");
         let error = address.failure(&said.into_status());
         assert_eq!(error.code, Code::VersionMismatch);
-        for named in ["unix:/m.sock", "revision 1", "SetSecret"] {
+        for named in ["unix:/m.sock", &format!("revision {}", version::MESSAGES), "SetSecret"] {
             assert!(error.message.contains(named), "{error}");
         }
         let other = Error::new(Code::Protocol, "the packages are mixed up");

@@ -271,7 +271,8 @@ fn program_that_differs_imports_by_itself() {
     let text = "say('threaded' in sys.modules); import threaded; say(threaded.ask(lambda: 3))";
     let imported = ("False\n3\n".to_owned(), false);
     let cores = own_cores();
-    let differs: [(&str, &dyn Fn(&mut Spec)); 5] = [
+    type Change<'change> = &'change dyn Fn(&mut Spec);
+    let differs: [(&str, Change<'_>); 5] = [
         ("environment", &|spec| spec.env.push(("OTHER".into(), "1".into()))),
         ("variables", &|spec| spec.has_own_variables = true),
         ("memory", &|spec| spec.limits.memory_bytes = Some(64 * MIB)),

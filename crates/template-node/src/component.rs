@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, to_usize};
 use sublet_runtime::worker::channel::Channel;
 use sublet_runtime::worker::worker_run::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
 
@@ -251,7 +251,7 @@ fn read(channel: &Channel, offset: u64, nbytes: Option<u64>) -> Result<Vec<u8>, 
 
 /// Takes the next message of a component.
 fn receive(run: &WorkerRun, component: &str, until: Instant) -> Result<ComponentResult, Error> {
-    let mut bytes = vec![0; MAX_MESSAGE_BYTES as usize];
+    let mut bytes = vec![0; to_usize(MAX_MESSAGE_BYTES)];
     match run.receive(run.instance(WORKER), component, bytes.as_mut_slice().into(), Some(until)) {
         Ok((len, from)) => {
             bytes.truncate(len as usize);

@@ -144,7 +144,7 @@ impl LeaseMeter {
     /// Begins to sample like [`LeaseMeter::watch`] a process that was on standby: its processor time until now is not the
     /// lease's.
     pub(crate) fn watch_standby(&self, pid: u32) {
-        self.watch_counters(SandboxCounters::of(pid).map(SandboxCounters::from_now_on));
+        self.watch_counters(SandboxCounters::of(pid).map(SandboxCounters::without_past));
     }
 
     fn watch_counters(&self, counters: Option<SandboxCounters>) {
@@ -334,7 +334,7 @@ impl SandboxCounters {
     }
 
     /// Leaves out the processor time until now.
-    fn from_now_on(self) -> SandboxCounters {
+    fn without_past(self) -> SandboxCounters {
         SandboxCounters { before_ns: self.compute.read().unwrap_or(0), ..self }
     }
 }

@@ -360,7 +360,7 @@ impl Search<'_> {
         let NodeTotals { nodes: 1.., all, largest, most_memory, free_memory } = there else {
             return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
         };
-        if terms.cores_together() > largest {
+        if terms.cores_together() > largest.max(1) {
             let each = terms.cores_together();
             return insufficient(format!(
                 "{each} cores of one node asked for each worker, the largest node has {largest}"

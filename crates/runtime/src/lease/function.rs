@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn functions_beyond_the_largest_index_are_unknown() {
-        let function = |number: usize| FunctionInfo { name: number.to_string(), ..FunctionInfo::default() };
+        let function = |number: usize| FunctionInfo { name: number.to_string() };
         let most = usize::from(u16::MAX) + 1;
         let functions = (0..most + 1).map(function).collect();
         let names = names(&PackageInfo { functions, ..PackageInfo::default() });
