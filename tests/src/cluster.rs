@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use sublet::{Access, Allocation, Code, Invoker};
@@ -24,7 +25,7 @@ use crate::functions::package;
 use crate::nats::{self, NatsServer};
 use crate::network::{Host, SwitchedNetwork};
 use crate::platform::{assert_echoes, by_programs, sublet};
-use crate::process::{self, PATIENCE, is_alive, wait_until};
+use crate::process::{self, is_alive, wait_until};
 use crate::program::{ServerProgram, inside};
 
 /// The port of managers on hosts of their own.
@@ -468,8 +469,9 @@ impl Cluster {
     #[track_caller]
     pub fn assert_serves(&self) {
         let mut client = self.invoker();
-        let allocation = Allocation::new(package("calls.c")).wait(PATIENCE);
-        client.allocate(&allocation).unwrap_or_else(|error| panic!("{error}"));
+        // A request waits at the manager that it has reached, whose agents may have moved to another.
+        let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(10));
+        wait_until("a lease is granted", || client.allocate(&allocation).is_ok());
         assert_echoes(&client);
         client.deallocate().unwrap_or_else(|error| panic!("{error}"));
     }

@@ -108,10 +108,10 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<WaitingCopy> {
         runtime.before_fork();
         match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
             Ok(Fork::Child) => {
-                let ahead = ahead::live(blank);
-                // The sandbox may get another root, beneath which Landlock then finds none of these files.
+                // The sandbox may get another root, beneath which Landlock then finds none of these files. Its first
+                // process changes the root of both, so the files are opened before there are two.
                 let descriptors = descriptors.reopen_libraries().map(|()| Some(descriptors));
-                return Ok(WaitingCopy { ahead, descriptors });
+                return Ok(WaitingCopy { ahead: ahead::live(blank), descriptors });
             }
             Ok(Fork::Parent(_, process)) => {
                 runtime.after_fork();

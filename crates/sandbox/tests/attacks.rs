@@ -371,7 +371,15 @@ const THREATS: &[(&str, usize, &[&str])] = &[
         ],
     ),
     ("container", 6, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/containers.rs"]),
-    ("template", 8, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/templates.rs"]),
+    (
+        "template",
+        8,
+        &[
+            "crates/sandbox/tests/attacks.rs",
+            "crates/sandbox/tests/templates.rs",
+            "crates/sandbox/tests/standby.rs",
+        ],
+    ),
     ("delegated", 4, &["crates/sandbox/tests/delegated.rs"]),
     ("wasm", 15, &["crates/wasm/tests/hostile.rs", "crates/wasm/tests/calls.rs", "tests/tests/wasm.rs"]),
 ];

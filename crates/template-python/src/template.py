@@ -9,6 +9,7 @@ An interpreter of an image is the program of its sandboxes: there a copy execute
 interpreter does that has just been started. It is never on standby.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -65,7 +66,9 @@ def renew():
     # A write ends the sharing of a page with the template: these pages are written now, before a client waits for the
     # program.
     os.environ.clear()
-    execute(os.devnull)
+    # The first process of the sandbox may be changing the root, which has no devices then.
+    with contextlib.suppress(OSError):
+        execute(os.devnull)
 
 
 def use_environment(folder):
