@@ -145,7 +145,7 @@ static void a_lease_says_what_it_is_and_what_it_has_cost(void) {
     /* The tenant of a client without a token is its Unix user. */
     CHECK(strncmp(lease.owner, "uid:", 4) == 0);
     CHECK(strcmp(lease.isolation, "process") == 0);
-    CHECK(lease.workers == 1 && lease.functions == 7 && lease.memory_bytes > 0 && lease.start_ns > 0);
+    CHECK(lease.workers == 1 && lease.functions == 8 && lease.memory_bytes > 0 && lease.start_ns > 0);
     CHECK(lease.expires_unix_ms > lease.granted_unix_ms);
     check_alive(invoker);
     CHECK_STATUS(call(invoker, "refuse", NULL, 0, NULL, 0, NULL), SUBLET_FUNCTION_FAILED);
