@@ -71,7 +71,7 @@ NOT_RUN = {
 
 def help_of(name):
     """The help text of a command, with lines as long as they are."""
-    command = ["sublet", *name.split(), "--help"]
+    command = [Path(sys.executable).parent / "sublet", *name.split(), "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "1000"}).stdout
 
 

@@ -86,7 +86,10 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
     let unlinked = unlinked(&nodes);
     let units = nodes.into_iter().flat_map(|node| {
         let state = node_state(node.state());
-        let connected = node.connected.map(|connected| connected.nodes);
+        // An agent that says its version reports its connections, too, but not with its registration.
+        let reports =
+            node.state() != NodeState::Lost && node.description.is_some_and(|node| !node.version.is_empty());
+        let connected = node.connected.map(|connected| connected.nodes).or_else(|| reports.then(Vec::new));
         node.units.into_iter().map(move |unit| view(state, unit, connected.clone()))
     });
     output.show(&Units { units: units.collect(), unlinked }, text)
