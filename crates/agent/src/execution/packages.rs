@@ -616,14 +616,11 @@ mod tests {
     /// Executes something while these packages are fetched for a tenant without an answer.
     fn during_fetches(packages: &NodePackages, digests: &[String], tenant: &str, execute: impl FnOnce()) {
         scope(|scope| {
-            let (begun, has_begun) = channel();
             let answers: Vec<_> = digests
                 .iter()
                 .map(|digest| {
-                    let begun = begun.clone();
                     let (answer, answered) = channel::<()>();
                     let fetch = move || {
-                        begun.send(()).unwrap();
                         // The other end is dropped, also if the test fails.
                         let _ = answered.recv();
                         Err(Error::new(Code::ManagerUnreachable, "it does not answer"))
@@ -632,7 +629,9 @@ mod tests {
                     answer
                 })
                 .collect();
-            digests.iter().for_each(|_| has_begun.recv().unwrap());
+            while digests.iter().any(|digest| packages.fetches.calls(digest) == 0) {
+                std::thread::yield_now();
+            }
             execute();
             drop(answers);
         });
@@ -654,7 +653,8 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let (digest, _) = unpacked(&open(state.path()));
         let packages = open(state.path());
-        let digests: Vec<String> = (0..BOUNDS.of_tenant).map(|number| digest_of(&[number as u8])).collect();
+        let digests: Vec<String> =
+            (0..BOUNDS.of_node).map(|number| digest_of(&number.to_le_bytes())).collect();
         during_fetches(&packages, &digests, "a", || {
             packages.ensure(&digest, 0, "b", &StartStep::default()).unwrap();
             // An installation may serve several tenants. So it does not wait for packages of the first one.

@@ -115,6 +115,12 @@ impl<K: Clone + Ord, T: Clone> SharedWork<K, T> {
         }
     }
 
+    /// Number of calls that wait for the work of a key.
+    #[cfg(test)]
+    pub(crate) fn calls(&self, key: &K) -> usize {
+        lock(&self.queue).calls(key)
+    }
+
     fn refusal(&self, refusal: WorkRefusal) -> Error {
         Error::new(refusal.code(), (self.describe)(refusal, &self.bounds))
     }
