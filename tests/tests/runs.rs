@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread::{scope, sleep};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, Outcome, RunOptions};
 use sublet_tests::assert_fails;
@@ -17,7 +17,7 @@ use sublet_tests::functions::{library, package};
 use sublet_tests::graph::{
     access, compute, compute_with, document, memory, sum_to, sums, sums_by, total, trigger,
 };
-use sublet_tests::platform::{PlatformProcess, kill};
+use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::{PATIENCE, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -687,6 +687,13 @@ fn an_output_too_large_to_hand_on_is_reported() {
     );
 }
 
+/// Kills a worker that was there a moment ago, and may have ended by now.
+fn kill_worker(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
 /// Kills some worker again and again, until the run has ended or has lost something several times. Gives the number of
 /// losses, too.
 fn run_under_fire(
@@ -707,7 +714,7 @@ fn run_under_fire(
             sleep(pause);
             let workers = platform.workers();
             if let Some(&worker) = workers.get(shots % workers.len().max(1)) {
-                kill(worker, Signal::KILL);
+                kill_worker(worker);
             }
             shots += 1;
         }
@@ -777,7 +784,7 @@ fn who_has_external_effects_is_not_executed_again() {
         let pauses = std::iter::successors(Some(Duration::from_millis(100)), |pause| Some(*pause * 2));
         for pause in pauses.take_while(|_| !run.is_finished()) {
             sleep(pause);
-            platform.workers().into_iter().for_each(|worker| kill(worker, Signal::KILL));
+            platform.workers().into_iter().for_each(kill_worker);
         }
         run.join().unwrap()
     });
