@@ -1,8 +1,9 @@
-//! `cargo xtask asan`: the C and C++ tests with AddressSanitizer, in their programs and in the library that they use.
+//! `cargo xtask asan`: tests in C, C++ and Python with AddressSanitizer, in the libraries that they use.
 //!
-//! A nightly compiler compiles the library with the flag that reports accesses outside of memory and after its release.
-//! A library has no runtime of the sanitizer: the test programs have it, which the C compiler instruments. Workers and
-//! the command are not instrumented, since they load functions that were compiled without the sanitizer.
+//! A nightly compiler compiles the libraries with the flag that reports accesses outside of memory and after its release.
+//! A library has no runtime of the sanitizer: test programs in C have it, which the C compiler instruments, and Python
+//! loads it first. Workers and the command are not instrumented, since they load functions that were compiled without
+//! the sanitizer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
-use crate::{PROFILE, install, miri, root};
+use crate::{PROFILE, install, miri, python, root};
 
 /// Instrumented builds have a folder of their own.
 const TARGET: &str = "target/asan";
@@ -32,19 +33,30 @@ fn check(step: &mut Step) -> io::Result<StepOutcome> {
     if !step.run(build(&triple))? {
         return Ok(StepOutcome::Failed);
     }
-    Ok(StepOutcome::from(step.run(tests(&library(&triple)))?))
+    let has_passed = step.run(tests(&library(&triple, "libsublet_c.so")))?;
+    let module = library(&triple, "lib_native.so");
+    let has_passed = python::check_sanitized(step, &module, &runtime()?)? && has_passed;
+    Ok(StepOutcome::from(has_passed))
 }
 
 fn build(triple: &str) -> Command {
     let mut command = miri::nightly();
     // Naming the target keeps build scripts and macros, which the compiler loads, without the sanitizer.
     command.env("RUSTFLAGS", "-Zsanitizer=address").args(["build", "--profile", PROFILE]);
-    command.args(["--package", "sublet-capi", "--target", triple, "--target-dir", TARGET]);
+    command.args(["--package", "sublet-capi", "--package", "sublet-python", "--target", triple]);
+    command.args(["--target-dir", TARGET]);
     command
 }
 
-fn library(triple: &str) -> PathBuf {
-    root().join(TARGET).join(triple).join(PROFILE).join("libsublet_c.so")
+fn library(triple: &str, name: &str) -> PathBuf {
+    root().join(TARGET).join(triple).join(PROFILE).join(name)
+}
+
+/// The runtime that the C compiler links its own programs with.
+fn runtime() -> io::Result<PathBuf> {
+    let output = Command::new("cc").arg("-print-file-name=libasan.so").output()?;
+    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    if path.is_absolute() { Ok(path) } else { Err(io::Error::other("the C compiler has no libasan.so")) }
 }
 
 fn tests(library: &Path) -> Command {

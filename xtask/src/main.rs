@@ -90,7 +90,7 @@ const CHORES: &[Chore] = &[
     },
     Chore {
         usage: "asan",
-        help: "the C and C++ tests with AddressSanitizer (a nightly compiler)",
+        help: "tests in C, C++ and Python with AddressSanitizer (a nightly compiler)",
         run: asan::chore,
     },
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },

@@ -27,6 +27,17 @@ const MODULES: &[&str] = &[
     "psutil==7.2.2",
     "uv==0.13.9",
 ];
+/// The tests that hand memory between Python and the module.
+const MEMORY_TESTS: &[&str] = &[
+    "test_arrays.py",
+    "test_calls.py",
+    "test_exceptions.py",
+    "test_keeping.py",
+    "test_lifetimes.py",
+    "test_maps.py",
+    "test_memory.py",
+    "test_xpu.py",
+];
 /// Runs the tests.
 const PYTEST: &str = MODULES[0];
 /// Number of the longest tests that the log names.
@@ -109,6 +120,12 @@ struct Trial<'a> {
 
 /// Makes the wheel of what is built, installs it with these modules into a virtual environment, and runs tests there.
 fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path) -> io::Result<StepOutcome> {
+    let is_installed = install_wheel(step, trial, modules)?;
+    Ok(StepOutcome::from(is_installed && step.run(pytest(trial, &[tests.to_path_buf()]))?))
+}
+
+/// Makes the wheel of what is built, and installs it with these modules into a virtual environment.
+fn install_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr]) -> io::Result<bool> {
     let environment = environment(trial.name);
     if wheels().exists() {
         std::fs::remove_dir_all(wheels())?;
@@ -116,20 +133,44 @@ fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path
     let mut wheel = wheel(&wheels());
     wheel.env("SUBLET_PROFILE", trial.profile);
     if !step.run(wheel)? {
-        return Ok(StepOutcome::Failed);
+        return Ok(false);
     }
     let made = std::fs::read_dir(wheels())?.filter_map(Result::ok).map(|entry| entry.path());
-    let Some(made) = made.max() else { return Ok(StepOutcome::Failed) };
+    let Some(made) = made.max() else { return Ok(false) };
     let mut create = Command::new(trial.interpreter);
     create.args(["-m", "venv", "--clear"]).arg(&environment);
     let mut install = Command::new(environment.join("bin/pip"));
     install.args(["install", "--quiet", "--no-input", "--disable-pip-version-check"]).arg(made).args(modules);
-    // Away from the sources: what is tested is what was installed.
+    Ok(step.run(create)? && step.run(install)?)
+}
+
+/// Runs tests by the interpreter of a virtual environment, away from the sources: what is tested is what was installed.
+fn pytest(trial: Trial<'_>, tests: &[PathBuf]) -> Command {
+    let environment = environment(trial.name);
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider"]);
     test.arg(format!("--durations={SHOWN_DURATIONS}"));
-    test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
-    Ok(StepOutcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
+    test.args(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
+    test
+}
+
+/// Runs the tests that hand memory between Python and the module, with another build of the module, in an interpreter
+/// that loads a library before all others: the runtime of a sanitizer.
+pub fn check_sanitized(step: &mut Step, module: &Path, runtime: &Path) -> io::Result<bool> {
+    let trial = Trial { interpreter: PYTHON, profile: "release", name: "sanitized" };
+    let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
+    if !install_wheel(step, trial, &modules)? {
+        return Ok(false);
+    }
+    let mut folder = Command::new(environment(trial.name).join("bin/python"));
+    folder.args(["-c", "import sysconfig; print(sysconfig.get_path('platlib'))"]);
+    let folder = String::from_utf8_lossy(&folder.output()?.stdout).trim().to_owned();
+    std::fs::copy(module, Path::new(&folder).join("sublet/_native.abi3.so"))?;
+    let tests: Vec<_> = MEMORY_TESTS.iter().map(|name| root().join("python/tests").join(name)).collect();
+    let mut command = pytest(trial, &tests);
+    // The interpreter itself keeps what it allocates until its end.
+    command.env("LD_PRELOAD", runtime).env("ASAN_OPTIONS", "detect_leaks=0");
+    step.run(command)
 }
 
 /// Returns the folder of the virtual environment of this name.
