@@ -1,15 +1,19 @@
 //! `cargo xtask bench`: runs every measuring command of the documents, and writes the measurements into
-//! docs/performance.md.
+//! docs/performance.md, and a few of them into README.md.
 //!
 //! The commands are read from SPECIFICATION.md, where each stands beside its promise, and from docs/performance.md, so a
 //! promise and its measurement cannot drift apart. A sweep over payloads for each fabric makes the plot. The reader judges
-//! the measurements: a limit that fails the run would measure the other programs of this machine. A fabric that this
-//! machine cannot use is left out, and the output says so. No other document has measurements; a test asserts that.
+//! the measurements: a limit that fails the run would measure the other programs of this machine. A command that measured
+//! nothing, because this machine lacks its fabric for instance, is listed with the reason. No other document has
+//! measurements, and each measuring command is in the report; tests assert both.
 
 mod criterion;
 mod json;
 mod plot;
+#[cfg(test)]
+mod quantities;
 mod report;
+mod speed;
 
 use std::fs;
 use std::io;
@@ -20,6 +24,7 @@ use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 use json::Measurement;
+use report::UnmeasuredCommand;
 
 /// The commands whose measurements the plot shows.
 const SWEEPS: [&str; 3] = [
@@ -31,6 +36,7 @@ const SWEEPS: [&str; 3] = [
 const LINK: &str = "scripts/bench-link.sh";
 const PLOT: &str = "docs/latency.svg";
 const DOCUMENT: &str = "docs/performance.md";
+const README: &str = "README.md";
 /// Beginnings of commands that measure.
 const MEASURING: [&str; 4] = ["sublet bench ", LINK, "cargo bench ", "examples/"];
 /// The error's name where a machine lacks what a fabric needs.
@@ -55,28 +61,55 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let document = fs::read_to_string(root().join(DOCUMENT))?;
     let named = format!("{promises}\n{}", report::without_measurements(&document));
     let (mut all_passed, mut measurements, mut series) = (true, Vec::new(), Vec::new());
-    for command in commands(&named).into_iter().map(MeasuringCommand::new) {
-        let measured = command.run(step)?;
-        all_passed &= measured.is_some();
-        measurements.extend(measured.unwrap_or_default());
+    let mut unmeasured = Vec::new();
+    for command in commands(&named) {
+        let outcome = MeasuringCommand::new(command).run(step)?;
+        measurements.extend(outcome.measurements);
+        if let Some(problem) = outcome.problem {
+            all_passed &= !problem.is_failure;
+            unmeasured.push(UnmeasuredCommand { command: command.to_owned(), reason: problem.reason });
+        }
     }
     for sweep in SWEEPS.map(MeasuringCommand::new) {
-        let measured = sweep.run(step)?;
-        all_passed &= measured.is_some();
-        series.extend(report::series(&measured.unwrap_or_default()));
+        let outcome = sweep.run(step)?;
+        all_passed &= !outcome.problem.is_some_and(|problem| problem.is_failure);
+        series.extend(report::series(&outcome.measurements));
     }
     fs::write(root().join(PLOT), plot::svg("Latency of a hot echo", &series))?;
-    let text = format!("{}\n\n{}", machine(), report::tables(&measurements));
-    match report::insert(&document, &text) {
-        Some(document) => fs::write(root().join(DOCUMENT), document)?,
-        None => return Err(io::Error::other(format!("{DOCUMENT} has no place for measurements"))),
-    }
+    let machine = machine();
+    write(DOCUMENT, &format!("{machine}\n\n{}", report::tables(&measurements, &unmeasured)))?;
+    write(README, &format!("{machine}\n\n{}", speed::table(&measurements)))?;
     Ok(StepOutcome::from(all_passed))
+}
+
+/// Writes the text between the marks of a document.
+fn write(document: &str, text: &str) -> io::Result<()> {
+    let path = root().join(document);
+    match report::insert(&fs::read_to_string(&path)?, text) {
+        Some(written) => fs::write(path, written),
+        None => Err(io::Error::other(format!("{document} has no place for measurements"))),
+    }
+}
+
+/// The outcome of a measuring command. One that failed may have printed measurements before.
+#[derive(Default)]
+struct Outcome {
+    measurements: Vec<Measurement>,
+    problem: Option<Problem>,
+}
+
+/// Why measurements of a command are missing.
+struct Problem {
+    reason: &'static str,
+    /// Whether the command should have measured on this machine.
+    is_failure: bool,
 }
 
 /// A measuring command of a document.
 #[derive(Clone, Debug, PartialEq)]
 struct MeasuringCommand<'text> {
+    /// The command as the document has it.
+    text: &'text str,
     words: Vec<&'text str>,
     /// Rate of the link that the measurement uses, if it uses one.
     link: Option<&'text str>,
@@ -88,14 +121,15 @@ impl<'text> MeasuringCommand<'text> {
     fn new(command: &'text str) -> MeasuringCommand<'text> {
         let words: Vec<_> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
         let link = (words[0] == LINK).then(|| words[1]);
-        MeasuringCommand { words, link }
+        MeasuringCommand { text: command, words, link }
     }
 
-    /// Runs the command and returns its measurements, or `None` if the command failed.
-    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Measurement>>> {
+    /// Runs the command and returns its measurements, and the reason for which some are missing.
+    fn run(&self, step: &mut Step) -> io::Result<Outcome> {
         if self.link.is_some() && fs::metadata("/proc/self")?.uid() != 0 {
             println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
-            return Ok(Some(Vec::new()));
+            let problem = Problem { reason: "only root makes network namespaces", is_failure: false };
+            return Ok(Outcome { problem: Some(problem), ..Outcome::default() });
         }
         let mut command = match (self.link, self.words[0]) {
             (Some(_), _) => Command::new(root().join(LINK)),
@@ -105,13 +139,24 @@ impl<'text> MeasuringCommand<'text> {
         let is_program = self.link.is_some() || self.words[0] == "cargo";
         command.current_dir(root()).args(&self.words[usize::from(is_program)..]);
         let (succeeded, lines) = step.run_and_keep(command)?;
-        let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
-        let passed = succeeded || unavailable;
-        step.count(passed);
-        let measurements =
-            lines.iter().flat_map(|line| Measurement::all_of(line)).chain(criterion::measurements(&lines));
-        let command = self.words.join(" ");
-        Ok(passed.then(|| measurements.map(|measurement| measurement.over(self.link).by(&command)).collect()))
+        let measurements = self.measurements(&lines);
+        let problem = if lines.iter().any(|line| line.contains(UNAVAILABLE)) {
+            Some(Problem { reason: "this machine lacks what the fabric needs", is_failure: false })
+        } else if !succeeded {
+            Some(Problem { reason: "the command failed", is_failure: true })
+        } else {
+            let is_silent = measurements.is_empty();
+            is_silent.then_some(Problem { reason: "the command printed no measurement", is_failure: true })
+        };
+        step.count(!problem.as_ref().is_some_and(|problem| problem.is_failure));
+        Ok(Outcome { measurements, problem })
+    }
+
+    /// Reads the measurements in the command's output.
+    fn measurements(&self, lines: &[String]) -> Vec<Measurement> {
+        let in_json = lines.iter().flat_map(|line| Measurement::all_of(line));
+        let found = in_json.chain(criterion::measurements(lines)).filter(Measurement::has_measured);
+        found.map(|found| found.over(self.link).by(self.text)).collect()
     }
 }
 
@@ -166,48 +211,28 @@ mod tests {
         assert_eq!(quoted, ["sublet", "bench", "latency", "--provider", "tcp;ofi_rxm"]);
     }
 
-    /// Whether a line has a measured time or rate: a number, then one of these units.
-    fn has_measurement(line: &str) -> bool {
-        const UNITS: [&str; 6] = ["ns", "us", "µs", "MB/s", "GB/s", "million/s"];
-        let words: Vec<_> = line.split(|c: char| c.is_whitespace() || "|,;:()".contains(c)).collect();
-        words
-            .windows(2)
-            .any(|pair| pair[0].parse::<f64>().is_ok() && UNITS.contains(&pair[1].trim_end_matches('.')))
+    #[test]
+    fn the_documents_have_places_for_measurements() {
+        for path in [DOCUMENT, README] {
+            let document = fs::read_to_string(root().join(path)).unwrap();
+            assert!(report::insert(&document, "").is_some(), "{path}");
+        }
+        let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
+        assert!(document.contains("](latency.svg)"), "{DOCUMENT} does not show the plot");
     }
 
     #[test]
-    fn measurements_are_in_the_performance_document_only() {
-        // Promises and bounds have units, too. The measurements of use cases are written by examples/use_cases.py.
-        const WITH_UNITS: [&str; 4] =
-            [DOCUMENT, "SPECIFICATION.md", "docs/reference/limits.md", "examples/README.md"];
-        for path in crate::map::files(&["md"]).unwrap() {
-            if WITH_UNITS.iter().any(|document| path == std::path::Path::new(document)) {
-                continue;
-            }
-            let text = fs::read_to_string(root().join(&path)).unwrap();
-            let measurements: Vec<_> = text.lines().filter(|line| has_measurement(line)).collect();
+    fn every_measuring_command_is_in_the_report() {
+        let promises = fs::read_to_string(root().join("SPECIFICATION.md")).unwrap();
+        let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
+        let (_, report) = document.split_once(report::BEGIN).unwrap();
+        let (report, _) = report.split_once(report::END).unwrap();
+        let named = format!("{promises}\n{}", report::without_measurements(&document));
+        for command in commands(&named) {
             assert!(
-                measurements.is_empty(),
-                "{}: link to {DOCUMENT} instead of {measurements:#?}",
-                path.display()
+                report.contains(&format!("`{command}`")),
+                "run `make bench`, or add this to the report's last table: | `{command}` | added after this run |"
             );
         }
-    }
-
-    #[test]
-    fn a_measurement_is_a_number_with_a_unit() {
-        for line in ["takes 4.6 us.", "| 3 ns |", "some 9519 MB/s"] {
-            assert!(has_measurement(line), "{line}");
-        }
-        for line in ["`p99_ns`", "within 800 ms", "lease us 2 cores", "2 nsec"] {
-            assert!(!has_measurement(line), "{line}");
-        }
-    }
-
-    #[test]
-    fn the_document_has_a_place_for_measurements() {
-        let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
-        assert!(report::insert(&document, "").is_some());
-        assert!(document.contains("](latency.svg)"), "{DOCUMENT} does not show the plot");
     }
 }

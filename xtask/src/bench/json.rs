@@ -1,15 +1,17 @@
-//! Reads the output of `sublet bench --json`: an object, or a list of objects, whose values are strings, numbers or
-//! booleans.
+//! Reads the output of `sublet bench --json`: an object, or a list of objects, each of which is a measurement.
 //!
-//! Objects inside of objects are skipped: no value that is shown here lies in one.
+//! The fields of an object inside of a measurement become fields of the measurement: `rejected.median_ns`. An object in
+//! a list there is named by its first text: `steps.sandbox.median_us`.
 
 use std::collections::BTreeMap;
 
-/// One measurement: a flat JSON object's fields by name.
+/// One measurement: its fields by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measurement {
-    fields: BTreeMap<String, Value>,
+    fields: Fields,
 }
+
+type Fields = BTreeMap<String, Value>;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Value {
@@ -17,21 +19,63 @@ enum Value {
     Number(f64),
     Truth(bool),
     Nothing,
+    Object(Fields),
+    List(Vec<Value>),
 }
 
 /// Fields that the benchmarks do not print: [`Measurement::by`] and [`Measurement::over`] add them.
 const LINK: &str = "link";
 const COMMAND: &str = "command";
+/// Fields whose text identifies a lease or a run, and describes nothing.
+const IDENTIFIERS: [&str; 2] = ["lease", "run"];
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 16;
 
 impl Measurement {
     /// Parses the measurements in a line of output. Returns an empty list if the line is not valid JSON.
     pub fn all_of(line: &str) -> Vec<Measurement> {
-        let mut reader = JsonReader { rest: line.trim(), measurements: Vec::new() };
+        let mut reader = JsonReader { rest: line.trim() };
         match reader.value(0) {
-            Some(_) if reader.rest.is_empty() => reader.measurements,
+            Some(Value::Object(fields)) if reader.rest.is_empty() => vec![Measurement::flat(fields)],
+            Some(Value::List(items)) if reader.rest.is_empty() => {
+                items.into_iter().filter_map(Measurement::of_item).collect()
+            }
             _ => Vec::new(),
+        }
+    }
+
+    fn of_item(item: Value) -> Option<Measurement> {
+        match item {
+            Value::Object(fields) => Some(Measurement::flat(fields)),
+            _ => None,
+        }
+    }
+
+    fn flat(fields: Fields) -> Measurement {
+        let mut measurement = Measurement::default();
+        for (name, value) in fields {
+            measurement.add(name, value);
+        }
+        measurement
+    }
+
+    /// Adds a value, or the values inside of it, whose names begin with the given one.
+    fn add(&mut self, name: String, value: Value) {
+        match value {
+            Value::Object(fields) => {
+                for (inner, value) in fields {
+                    self.add(format!("{name}.{inner}"), value);
+                }
+            }
+            Value::List(items) => {
+                for (position, item) in items.into_iter().enumerate() {
+                    let (label, item) = labelled(position, item);
+                    self.add(format!("{name}.{label}"), item);
+                }
+            }
+            simple => {
+                self.fields.insert(name, simple);
+            }
         }
     }
 
@@ -60,10 +104,12 @@ impl Measurement {
         })
     }
 
-    /// The string fields, which describe the subject of the measurement, without the command.
+    /// The string fields, which describe the subject of the measurement, without the command and identifiers.
     pub fn labels(&self) -> impl Iterator<Item = &str> {
         self.fields.iter().filter_map(|(name, value)| match value {
-            Value::Text(text) if name != COMMAND => Some(text.as_str()),
+            Value::Text(text) if name != COMMAND && !IDENTIFIERS.contains(&name.as_str()) => {
+                Some(text.as_str())
+            }
             _ => None,
         })
     }
@@ -95,16 +141,35 @@ impl Measurement {
         }
     }
 
+    /// Whether this is a measurement: it has a number, and is not the error that a command prints.
+    pub fn has_measured(&self) -> bool {
+        let is_error = |name: &String| name == "error" || name.starts_with("error.");
+        self.numbers().next().is_some() && !self.fields.keys().any(is_error)
+    }
+
     pub fn is(&self, field: &str) -> bool {
         self.fields.get(field) == Some(&Value::Truth(true))
     }
 }
 
-/// Reads from the front of the rest of the text. Only objects at the top, or in a list there, are kept: a list adds one
-/// level of nesting, an object two.
+/// Returns the name of a list's item and the item: the name is the item's first text, or else its position.
+fn labelled(position: usize, item: Value) -> (String, Value) {
+    let mut fields = match item {
+        Value::Object(fields) => fields,
+        simple => return (position.to_string(), simple),
+    };
+    let first =
+        fields.iter().find(|(_, value)| matches!(value, Value::Text(_))).map(|(name, _)| name.clone());
+    let label = match first.and_then(|name| fields.remove(&name)) {
+        Some(Value::Text(text)) => text,
+        _ => position.to_string(),
+    };
+    (label, Value::Object(fields))
+}
+
+/// Reads from the front of the rest of the text.
 struct JsonReader<'text> {
     rest: &'text str,
-    measurements: Vec<Measurement>,
 }
 
 impl JsonReader<'_> {
@@ -113,30 +178,32 @@ impl JsonReader<'_> {
             return None;
         }
         match self.rest.chars().next()? {
-            '{' => self.object(depth).map(|()| Value::Nothing),
-            '[' => self.list(depth).map(|()| Value::Nothing),
+            '{' => self.object(depth).map(Value::Object),
+            '[' => self.list(depth).map(Value::List),
             '"' => self.text().map(Value::Text),
             _ => self.word(),
         }
     }
 
-    fn object(&mut self, depth: usize) -> Option<()> {
-        let mut measurement = Measurement::default();
+    fn object(&mut self, depth: usize) -> Option<Fields> {
+        let mut fields = Fields::new();
         self.members('{', '}', |reader| {
             let name = reader.text()?;
             reader.take(':')?;
-            let value = reader.value(depth + 2)?;
-            measurement.fields.insert(name, value);
+            let value = reader.value(depth + 1)?;
+            fields.insert(name, value);
             Some(())
         })?;
-        if depth <= 1 {
-            self.measurements.push(measurement);
-        }
-        Some(())
+        Some(fields)
     }
 
-    fn list(&mut self, depth: usize) -> Option<()> {
-        self.members('[', ']', |reader| reader.value(depth + 1).map(drop))
+    fn list(&mut self, depth: usize) -> Option<Vec<Value>> {
+        let mut items = Vec::new();
+        self.members('[', ']', |reader| {
+            items.push(reader.value(depth + 1)?);
+            Some(())
+        })?;
+        Some(items)
     }
 
     fn members(
@@ -221,6 +288,29 @@ mod tests {
         );
         let sizes: Vec<_> = measurements.iter().map(|measurement| measurement.number("size_bytes")).collect();
         assert_eq!(sizes, [Some(0.0), Some(64.0)]);
+    }
+
+    #[test]
+    fn values_inside_of_a_measurement_are_its_fields() {
+        let line = r#"{"bench":"cold","steps":[{"step":"sandbox","median_us":3},{"step":"function","median_us":4}],
+"plain":{"n":5,"deep":{"n":6}},"sizes":[7,8],"run":"b1","lease":"1-2"}"#;
+        let measurement = Measurement::all_of(line).remove(0);
+        let numbers: Vec<_> = measurement.numbers().collect();
+        let expected = [
+            ("plain.deep.n", 6.0),
+            ("plain.n", 5.0),
+            ("sizes.0", 7.0),
+            ("sizes.1", 8.0),
+            ("steps.function.median_us", 4.0),
+            ("steps.sandbox.median_us", 3.0),
+        ];
+        assert_eq!(numbers, expected);
+        assert_eq!(measurement.labels().collect::<Vec<_>>(), ["cold"]);
+        assert!(measurement.has_measured());
+        for line in [r#"{"error":{"code":"io","status":5}}"#, r#"{"error":"x","n":1}"#, r#"{"bench":"cold"}"#]
+        {
+            assert!(!Measurement::all_of(line)[0].has_measured(), "{line}");
+        }
     }
 
     #[test]

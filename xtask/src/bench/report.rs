@@ -1,10 +1,17 @@
 //! Formats measurements as the tables of docs/performance.md.
+//!
+//! Each measurement has a row: in the first of [`TABLES`] that takes it, or else in the table of other measurements. A
+//! command that failed or measured nothing is listed with the reason.
+
+mod rows;
 
 use super::json::Measurement;
-use super::plot::{CurvePoint, FabricCurve, human_bytes, human_ns};
+use super::plot::{CurvePoint, FabricCurve};
 
-const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
-const END: &str = "<!-- to here -->";
+/// The mark before the text that this program writes into a document.
+pub const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
+/// The mark after that text.
+pub const END: &str = "<!-- to here -->";
 
 /// Replaces the text between the two marks of the document. Returns `None` if the document lacks a mark.
 pub fn insert(document: &str, measurements: &str) -> Option<String> {
@@ -18,215 +25,121 @@ pub fn without_measurements(document: &str) -> String {
     insert(document, "").unwrap_or_else(|| document.to_owned())
 }
 
-/// The benchmarks that have a table of their own.
-const KINDS: [&str; 8] =
-    ["latency", "bandwidth", "memory", "swap", "connections", "fifo", "xpucall", "chain"];
-
-/// Formats one table for each benchmark of [`KINDS`] that has measurements, and one for all other benchmarks.
-pub fn tables(measurements: &[Measurement]) -> String {
-    let of = |bench: &str| {
-        measurements.iter().filter(|measurement| measurement.text("bench") == Some(bench)).collect::<Vec<_>>()
-    };
-    let latency = table(
-        "| fabric | waits | function | payload | median | p99 | raw median | raw p99 | ratio |",
-        &of("latency"),
-        latency_row,
-    );
-    let bandwidth = table("| fabric | payload | MB/s | raw MB/s | ratio |", &of("bandwidth"), bandwidth_row);
-    let memory =
-        table("| fabric | access | size | MB/s | raw MB/s | ratio | one |", &of("memory"), memory_row);
-    let swap = table(
-        "| pattern | work a page | array | local | a page | all local | ratio |",
-        &of("swap"),
-        swap_row,
-    );
-    let connections = table(
-        "| fabric | connections | payload | median | p99 | ratio to 1 connection |",
-        &of("connections"),
-        connections_row,
-    );
-    let messages = table(
-        "| between two processes | payload | awake | raw | ratio | copying alone | ratio | asleep | raw | ratio |",
-        &of("fifo"),
-        messages_row,
-    );
-    let shim = table("| median | p99 | flag's round trip | ratio |", &of("xpucall"), shim_row);
-    let chains = table(
-        "| functions | language | hop in one process | hop between processes | hop over HTTP | HTTP over processes |",
-        &of("chain"),
-        chains_row,
-    );
-    let is_other =
-        |measurement: &&Measurement| !measurement.text("bench").is_some_and(|bench| KINDS.contains(&bench));
-    let others = others(&measurements.iter().filter(is_other).collect::<Vec<_>>());
-    let titled = [
-        ("A call and the raw round trip:", latency),
-        ("Large payloads, there and back:", bandwidth),
-        ("Memory components:", memory),
-        ("An array larger than its memory, and the same program with all of it here:", swap),
-        ("A warm call, with connections that are idle:", connections),
-        ("A message through a FIFO, one way, and through one of the kernel or a TCP connection:", messages),
-        ("A call of the shim and its answer:", shim),
-        ("Functions that call each other:", chains),
-        ("Other measurements:", others),
-    ];
-    let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
-    shown.collect::<Vec<_>>().join("\n")
+/// A measuring command that failed or measured nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnmeasuredCommand {
+    pub command: String,
+    pub reason: &'static str,
 }
 
-fn table(
-    heading: &str,
-    measurements: &[&Measurement],
+/// A table of the report.
+struct Table {
+    title: &'static str,
+    heading: &'static str,
+    /// The cells of a measurement, or `None` if the table has no row for it.
     row: fn(&Measurement) -> Option<Vec<String>>,
-) -> Option<String> {
-    let rows: Vec<_> = measurements.iter().filter_map(|measurement| row(measurement)).collect();
-    let line = "|---".repeat(heading.matches('|').count() - 1);
-    let rows: String = rows.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
-    (!rows.is_empty()).then(|| format!("{heading}\n{line}|\n{rows}"))
 }
 
-fn latency_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let time = |field: &str| measurement.number(field).map(human_ns);
-    Some(vec![
-        fabric(measurement)?,
-        measurement.text("mode")?.to_owned(),
-        measurement.text("function")?.to_owned(),
-        human_bytes(measurement.number("size_bytes")?),
-        time("median_ns")?,
-        time("p99_ns")?,
-        time("raw_median_ns")?,
-        time("raw_p99_ns")?,
-        format!("{:.2}", measurement.number("ratio")?),
-    ])
-}
+const TABLES: [Table; 10] = [
+    Table {
+        title: "A call and the raw round trip:",
+        heading: "| fabric | waits | function | payload | median | p99 | raw median | raw p99 | ratio |",
+        row: rows::latency_row,
+    },
+    Table {
+        title: "Large payloads, there and back:",
+        heading: "| fabric | payload | MB/s | raw MB/s | ratio |",
+        row: rows::bandwidth_row,
+    },
+    Table {
+        title: "Cold starts, and what they are compared with:",
+        heading: "| sandbox | from the request to | median | p99 | compared with | ratio | command |",
+        row: rows::start_row,
+    },
+    Table {
+        title: "Memory components:",
+        heading: "| fabric | access | size | MB/s | raw MB/s | ratio | one |",
+        row: rows::memory_row,
+    },
+    Table {
+        title: "An array larger than its memory, and the same program with all of it here:",
+        heading: "| pattern | work a page | array | local | a page | all local | ratio |",
+        row: rows::swap_row,
+    },
+    Table {
+        title: "A warm call, with connections that are idle:",
+        heading: "| fabric | connections | payload | median | p99 | ratio to 1 connection |",
+        row: rows::connections_row,
+    },
+    Table {
+        title: "A message through a FIFO, one way, and through one of the kernel or a TCP connection:",
+        heading: "| between two processes | payload | awake | raw | ratio | copying alone | ratio | asleep | raw | ratio |",
+        row: rows::messages_row,
+    },
+    Table {
+        title: "A call of the shim and its answer:",
+        heading: "| median | p99 | flag's round trip | ratio |",
+        row: rows::shim_row,
+    },
+    Table {
+        title: "Functions that call each other:",
+        heading: "| functions | language | hop in one process | hop between processes | hop over HTTP | HTTP over processes |",
+        row: rows::chains_row,
+    },
+    Table {
+        title: "Single operations:",
+        heading: "| operation | time | operations a second |",
+        row: rows::criterion_row,
+    },
+];
 
-fn bandwidth_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let rate = |field: &str| measurement.number(field).map(|rate| format!("{:.0}", rate / 1e6));
-    Some(vec![
-        fabric(measurement)?,
-        human_bytes(measurement.number("size_bytes")?),
-        rate("bytes_per_s")?,
-        rate("raw_bytes_per_s")?,
-        format!("{:.2}", measurement.number("ratio")?),
-    ])
-}
-
-fn memory_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let rate = |field: &str| measurement.number(field).map(|rate| format!("{:.0}", rate / 1e6));
-    Some(vec![
-        fabric(measurement)?,
-        measurement.text("access")?.replace('_', " "),
-        human_bytes(measurement.number("size_bytes")?),
-        rate("bytes_per_s")?,
-        rate("raw_bytes_per_s")?,
-        format!("{:.2}", measurement.number("ratio")?),
-        measurement.number("median_ns").map(human_ns)?,
-    ])
-}
-
-fn swap_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let mib =
-        |field: &str| measurement.number(field).map(|bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)));
-    Some(vec![
-        measurement.text("pattern")?.replace('-', " "),
-        format!("{} us", measurement.number("work_us")?),
-        mib("len_bytes")?,
-        mib("local_bytes")?,
-        measurement.number("median_ns").map(human_ns)?,
-        measurement.number("local_median_ns").map(human_ns)?,
-        format!("{:.2}", measurement.number("ratio")?),
-    ])
-}
-
-fn connections_row(measurement: &Measurement) -> Option<Vec<String>> {
-    Some(vec![
-        fabric(measurement)?,
-        format!("{}", measurement.number("connections")?),
-        human_bytes(measurement.number("size_bytes")?),
-        human_ns(measurement.number("median_ns")?),
-        human_ns(measurement.number("p99_ns")?),
-        format!("{:.2}", measurement.number("ratio")?),
-    ])
-}
-
-fn messages_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let time = |field: &str| measurement.number(field).map(human_ns);
-    let ratio = |field: &str| measurement.number(field).map(|ratio| format!("{ratio:.2}"));
-    let none = || "-".to_owned();
-    Some(vec![
-        if measurement.is("across") { "of two nodes, over tcp" } else { "of one node" }.to_owned(),
-        human_bytes(measurement.number("size_bytes")?),
-        time("median_ns")?,
-        time("raw_ns")?,
-        ratio("ratio")?,
-        time("copies_ns").unwrap_or_else(none),
-        ratio("copies_ratio").unwrap_or_else(none),
-        time("asleep_ns")?,
-        time("raw_asleep_ns")?,
-        ratio("asleep_ratio")?,
-    ])
-}
-
-fn shim_row(measurement: &Measurement) -> Option<Vec<String>> {
-    let time = |field: &str| measurement.number(field).map(human_ns);
-    let ratio = format!("{:.2}", measurement.number("ratio")?);
-    Some(vec![time("median_ns")?, time("p99_ns")?, time("raw_median_ns")?, ratio])
-}
-
-fn chains_row(measurement: &Measurement) -> Option<Vec<String>> {
-    Some(vec![
-        format!("{}", measurement.number("functions")?),
-        measurement.text("language")?.to_owned(),
-        measurement.number("in_place_hop_ns").map(human_ns)?,
-        measurement.number("process_hop_ns").map(human_ns)?,
-        measurement.number("http_hop_ns").map(human_ns)?,
-        format!("{:.1}", measurement.number("http_ratio")?),
-    ])
-}
-
-/// Formats the table of the benchmarks that have no table of their own: a row for each number of each measurement.
-fn others(measurements: &[&Measurement]) -> Option<String> {
-    let row = |measurement: &&Measurement| {
-        let labels = measurement.labels().collect::<Vec<_>>().join(", ");
-        let command = measurement.command().unwrap_or_default().trim_end_matches(" --json").to_owned();
-        let numbers: Vec<_> = measurement.numbers().collect();
-        let rows = numbers.into_iter().map(move |(name, number)| {
-            let (field, value) = human(name, number);
-            format!("| `{command}` | {labels} | {field} | {value} |\n")
-        });
-        rows.collect::<String>()
-    };
-    let rows: String = measurements.iter().map(row).collect();
-    (!rows.is_empty()).then(|| format!("| command | measured | field | value |\n|---|---|---|---|\n{rows}"))
-}
-
-/// Returns a field's name without its unit, and its number with that unit.
-fn human(name: &str, number: f64) -> (String, String) {
-    let (field, unit) = name.rsplit_once('_').unwrap_or((name, ""));
-    let value = match unit {
-        "ns" => human_ns(number),
-        "us" => human_ns(number * 1e3),
-        "ms" => human_ns(number * 1e6),
-        "bytes" => human_bytes(number),
-        _ => return (name.replace('_', " "), plain(number)),
-    };
-    (field.replace('_', " "), value)
-}
-
-fn plain(number: f64) -> String {
-    match number {
-        whole if whole.fract() == 0.0 => format!("{whole}"),
-        large if large.abs() >= 100.0 => format!("{large:.0}"),
-        small => format!("{small:.3}"),
+/// Formats all measurements as tables, and lists the commands that failed or measured nothing.
+pub fn tables(measurements: &[Measurement], unmeasured: &[UnmeasuredCommand]) -> String {
+    let mut rows: Vec<Vec<Vec<String>>> = TABLES.iter().map(|_| Vec::new()).collect();
+    let mut commands: Vec<Vec<&str>> = TABLES.iter().map(|_| Vec::new()).collect();
+    let mut others = Vec::new();
+    for measurement in measurements {
+        let in_table = |(at, table): (usize, &Table)| Some((at, (table.row)(measurement)?));
+        let Some((at, cells)) = TABLES.iter().enumerate().find_map(in_table) else {
+            others.extend(rows::other_rows(measurement));
+            continue;
+        };
+        rows[at].push(cells);
+        if let Some(command) = measurement.command()
+            && !commands[at].contains(&command)
+        {
+            commands[at].push(command);
+        }
     }
+    let mut texts = Vec::new();
+    for ((table, rows), commands) in TABLES.iter().zip(&rows).zip(&commands) {
+        let text = formatted(table.heading, rows).map(|text| format!("{}\n\n{text}", table.title));
+        texts.extend(text.map(|text| named(text, commands)));
+    }
+    let others = formatted("| command | measured | field | value |", &others);
+    texts.extend(others.map(|text| format!("Other measurements:\n\n{text}")));
+    let listed: Vec<_> =
+        unmeasured.iter().map(|one| vec![format!("`{}`", one.command), one.reason.to_owned()]).collect();
+    let unmeasured = formatted("| command | reason |", &listed);
+    texts.extend(
+        unmeasured.map(|text| format!("Commands that failed or measured nothing in this run:\n\n{text}")),
+    );
+    texts.join("\n")
 }
 
-/// Names the fabric of a measurement with its provider, whether it encrypts, and the rate of its link.
-fn fabric(measurement: &Measurement) -> Option<String> {
-    let provider = measurement.text("provider").map(|provider| format!(", {provider}")).unwrap_or_default();
-    let how = if measurement.is("encrypted") { ", encrypted" } else { "" };
-    let link = measurement.link().map(|rate| format!(", over a link of {rate}")).unwrap_or_default();
-    Some(format!("{}{provider}{how}{link}", measurement.text("fabric")?))
+/// Adds the commands of a table below it, but those that are in its rows.
+fn named(table: String, commands: &[&str]) -> String {
+    let below =
+        commands.iter().map(|command| format!("`{command}`")).filter(|command| !table.contains(command));
+    let below: String = below.map(|command| format!("- {command}\n")).collect();
+    if below.is_empty() { table } else { format!("{table}\nMeasured by:\n\n{below}") }
+}
+
+/// Formats rows below a heading, or returns `None` if there are none.
+fn formatted(heading: &str, rows: &[Vec<String>]) -> Option<String> {
+    let line = "|---".repeat(heading.matches('|').count() - 1);
+    let lines: String = rows.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
+    (!rows.is_empty()).then(|| format!("{heading}\n{line}|\n{lines}"))
 }
 
 /// Returns the latencies of a sweep, for the plot.
@@ -237,7 +150,7 @@ pub fn series(measurements: &[Measurement]) -> Option<FabricCurve> {
         Some(CurvePoint { bytes: bytes?, call_ns: call_ns?, raw_ns: raw_ns? })
     };
     Some(FabricCurve {
-        name: fabric(measurements.first()?)?,
+        name: rows::fabric(measurements.first()?)?,
         points: measurements.iter().filter_map(point).collect(),
     })
 }
@@ -268,7 +181,6 @@ mod tests {
         all.extend(measurements(
             r#"[{"bench":"bandwidth","fabric":"ofi","provider":"tcp;ofi_rxm","size_bytes":1000000,"bytes_per_s":5e9,"raw_bytes_per_s":5.1e9,"ratio":0.98}]"#,
         ));
-        all.extend(measurements(r#"{"bench":"cold","median_ns":1}"#));
         all.extend(measurements(
             r#"{"bench":"swap","pattern":"random-page","work_us":10.0,"len_bytes":167772160,"local_bytes":67108864,"median_ns":17300,"local_median_ns":11800,"ratio":1.466}"#,
         ));
@@ -276,9 +188,12 @@ mod tests {
             r#"[{"bench":"fifo","across":true,"size_bytes":64,"median_ns":5500,"raw_ns":4800,"ratio":1.146,"asleep_ns":9000,"raw_asleep_ns":30000,"asleep_ratio":0.3},
 {"bench":"xpucall","median_ns":260,"p99_ns":300,"raw_median_ns":140,"ratio":1.857},
 {"bench":"chain","language":"python","functions":5,"in_place_hop_ns":900,"process_hop_ns":90000,"http_hop_ns":360000,"http_ratio":4.0},
-{"bench":"cold","sandbox":"process","median_us":4600,"n":12}]"#,
+{"bench":"cold","sandbox":"process","median_us":4600,"p99_us":9000,"floor_us":2300,"n":12,"steps":[{"step":"sandbox","median_us":40}]},
+{"bench":"sandbox start","sandbox":"runc","median_us":90000},
+{"bench":"standby start","sandbox":"standby","median_us":900,"floor_us":1800},
+{"bench":"reject","fabric":"shm","rejected":{"median_ns":4600},"n":12}]"#,
         ).into_iter().map(|measurement| measurement.by("sublet bench some --json")));
-        let text = tables(&all);
+        let text = tables(&all, &[]);
         assert!(
             text.contains("| tcp | hot | echo | 64 B | 9 us | 12 us | 8.2 us | 11 us | 1.10 |"),
             "{text}"
@@ -296,12 +211,49 @@ mod tests {
         );
         assert!(text.contains("| 260 ns | 300 ns | 140 ns | 1.86 |"), "{text}");
         assert!(text.contains("| 5 | python | 900 ns | 90 us | 360 us | 4.0 |"), "{text}");
-        assert!(text.contains("| `sublet bench some` | cold, process | median | 4.6 ms |"), "{text}");
-        assert!(text.contains("| `sublet bench some` | cold, process | n | 12 |"), "{text}");
+        for row in [
+            "| process | the first result | 4.6 ms | 9 ms | 2.3 ms | 2.00 | `sublet bench some --json` |",
+            "| runc | the first instruction | 90 ms | - | - | - | `sublet bench some --json` |",
+            "| standby | standby start | 900 us | - | 1.8 ms | 0.50 | `sublet bench some --json` |",
+            "| `sublet bench some --json` | reject, shm | rejected.median | 4.6 us |",
+            "| `sublet bench some --json` | reject, shm | n | 12 |",
+        ] {
+            assert!(text.contains(row), "{row}\n{text}");
+        }
         let linked: Vec<_> = all.iter().map(|measurement| measurement.clone().over(Some("1gbit"))).collect();
-        assert!(tables(&linked).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
+        assert!(tables(&linked, &[]).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
         assert!(!text.contains("connections"), "{text}");
         assert!(text.lines().filter(|line| line.starts_with('|')).all(|line| line.ends_with('|')));
+    }
+
+    /// A measurement whose benchmark has a table may lack the table's fields.
+    #[test]
+    fn every_measurement_and_every_command_has_a_row() {
+        let benches =
+            ["latency", "bandwidth", "memory", "swap", "connections", "fifo", "xpucall", "chain", "new"];
+        for bench in benches {
+            let line = format!(r#"{{"bench":"{bench}","what_is_new_ns":1234}}"#);
+            let found: Vec<_> =
+                measurements(&line).into_iter().map(|found| found.by("sublet bench x --json")).collect();
+            let text = tables(&found, &[]);
+            assert!(
+                text.contains(&format!("| `sublet bench x --json` | {bench} | what is new | 1.23 us |")),
+                "{text}"
+            );
+        }
+        let nameless = measurements(r#"{"single_seconds":1.5,"parts":[{"part":"one","n":3}]}"#);
+        let text = tables(&nameless, &[]);
+        assert!(
+            text.contains("|  |  | single seconds | 1.500 |") && text.contains("| parts.one.n | 3 |"),
+            "{text}"
+        );
+        let operation =
+            tables(&[Measurement::of("core/grant", "time_ns", 400.0).by("cargo bench -p x")], &[]);
+        assert!(operation.contains("| core/grant | 400 ns | 2500000 |"), "{operation}");
+        assert!(operation.ends_with("\nMeasured by:\n\n- `cargo bench -p x`\n"), "{operation}");
+        let unmeasured =
+            UnmeasuredCommand { command: "sublet bench y --json".to_owned(), reason: "it failed" };
+        assert!(tables(&[], &[unmeasured]).contains("| `sublet bench y --json` | it failed |"));
     }
 
     #[test]
