@@ -273,7 +273,7 @@ before_environment() {
     PYTHONPATH=$PAGE_SOURCES/python/tests python -B -c '
 import pathlib, sublet, wheels
 wheels.make(pathlib.Path("links"), "beta", "1.0", {"beta.py": "value = 2\n"})
-sublet.Environment(["beta"], name="science", index=False, find_links="links").deploy()'
+sublet.Environment(["beta"], name="science", index=False, find_links=pathlib.Path("links").resolve()).deploy()'
 }
 
 before_gc() {
