@@ -75,6 +75,11 @@ run_on_shared_core() {
     unset SUBLET_STATE
 }
 
+# Runs an example that trusts the registry of this script.
+run_with_registry() {
+    SSL_CERT_FILE=$WORK/authority.pem run "$1"
+}
+
 # Runs an example on the store of the stopped manager.
 run_on_store() {
     SUBLET_STATE=/var/lib/sublet/manager run "$1"
@@ -309,13 +314,35 @@ images.save("app.tar", "debian:12", [images.program("/bin/ls")])'
     [[ ${#SANDBOXES[@]} == 2 ]]
 }
 
-# The same image in a registry without TLS.
+# The same image in a registry without TLS, and in one with TLS that has the name of Docker's.
 before_image() {
-    echo '127.0.0.1 lab' >>/etc/hosts
+    local program=$PAGE_SOURCES/target/tools/docker-registry/usr/bin/docker-registry
+    [[ -x $program ]] || program=docker-registry
+    echo '127.0.0.1 lab registry-1.docker.io' >>/etc/hosts
     mkdir registry
     PYTHONPATH=$PAGE_SOURCES/python/tests python -B -c '
 import images, pathlib
-images.Registry(pathlib.Path("registry"), 5000).push("app", [images.program("/bin/ls")], tag="latest")'
+registry = images.Registry(pathlib.Path("registry"), 5000)
+for name, tag in [("app", "latest"), ("library/debian", "12")]:
+    registry.push(name, [images.program("/bin/ls")], tag=tag)'
+    make_certificate registry-1.docker.io
+    jq '.http = {addr: "127.0.0.1:443", tls: {certificate: "certificate.pem", key: "key.pem"}}' registry/config.yml >registry/tls.yml
+    "$program" serve registry/tls.yml >registry.log 2>&1 &
+    REGISTRY=$!
+    wait_for bash -c '</dev/tcp/127.0.0.1/443'
+}
+
+# A certificate of a name, and that of the authority which has signed it.
+make_certificate() {
+    local new=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+    openssl req -x509 "${new[@]}" -keyout authority.key -out authority.pem -days 2 -subj /CN=authority
+    openssl req "${new[@]}" -keyout key.pem -out request.pem -subj "/CN=$1"
+    echo "subjectAltName = DNS:$1" >extensions
+    openssl x509 -req -in request.pem -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out certificate.pem
+}
+
+after_image() {
+    kill "$REGISTRY"
 }
 
 finish() {
