@@ -52,7 +52,7 @@ install: ## install the command, the C library and its headers under PREFIX (/us
 	@scripts/setup.sh build
 	@cargo xtask install --prefix "$(PREFIX)"
 
-bench: ## measure the promises of SPECIFICATION.md on this machine, and write docs/performance.md
+bench: ## measure the promises of SPECIFICATION.md on this machine, and write docs/performance.md and README.md
 	@scripts/setup.sh build
 	@cargo xtask bench
 

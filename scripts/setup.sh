@@ -11,7 +11,7 @@ readonly CARGO_DENY=0.20.2
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler python3:python3)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
     crun:crun runc:runc runsc:runsc umoci:umoci clang:clang wasm-ld:lld node:nodejs npm:npm redis-cli:redis-tools gfortran:gfortran go:golang-go jq:jq
-    mpirun:openmpi-bin mpicxx:libopenmpi-dev mpifort:libopenmpi-dev)
+    mpirun:openmpi-bin mpicxx:libopenmpi-dev mpifort:libopenmpi-dev openssl:openssl pgrep:procps)
 readonly SECOND_PU_TOOLS=(ip:iproute2)
 # The compilers of the guard (see crates/runtime/build.rs), and what makes and checks packages and images.
 readonly DIST_TOOLS=(aarch64-linux-gnu-g++:g++-aarch64-linux-gnu dpkg-deb:dpkg lintian:lintian debootstrap:debootstrap umoci:umoci

@@ -24,11 +24,11 @@ LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "ensurepip", "site-packages",
 
 
 class Registry:
-    """Debian's docker-registry on a free port."""
+    """Debian's docker-registry, by default on a free port."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, port=0):
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind(("127.0.0.1", port))
             self.port = probe.getsockname()[1]
         settings = {
             "version": "0.1",
@@ -50,19 +50,14 @@ class Registry:
         self.close()
         raise AssertionError("the registry does not start")
 
-    def push(self, name, layers, variables=(), architecture=ARCHITECTURES[os.uname().machine]):
+    def push(self, name, layers, variables=(), architecture=ARCHITECTURES[os.uname().machine], tag="1"):
         """Uploads an image of these layers, the bytes of tars, and returns the image's name."""
-        config = {
-            "architecture": architecture,
-            "os": "linux",
-            "config": {"Env": list(variables)},
-            "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
-        }
+        config = _config(layers, variables, architecture)
         described = [self._blob(name, f"{TYPES}.config.v1+json", json.dumps(config).encode())]
         described += [self._blob(name, f"{TYPES}.layer.v1.tar+gzip", gzip.compress(layer, 1)) for layer in layers]
         manifest = {"schemaVersion": 2, "mediaType": f"{TYPES}.manifest.v1+json", "config": described[0], "layers": described[1:]}
-        self._request("PUT", f"/v2/{name}/manifests/1", json.dumps(manifest).encode(), manifest["mediaType"])
-        return f"localhost:{self.port}/{name}:1"
+        self._request("PUT", f"/v2/{name}/manifests/{tag}", json.dumps(manifest).encode(), manifest["mediaType"])
+        return f"localhost:{self.port}/{name}:{tag}"
 
     def close(self):
         self._process.kill()
@@ -81,6 +76,24 @@ class Registry:
         response.read()
         assert response.status in (201, 202), (path, response.status)
         return response
+
+
+def save(path, name, layers):
+    """Writes an image of these layers as `docker save` does."""
+    files = {f"{at}/layer.tar": layer for at, layer in enumerate(layers)}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": list(files)}]
+    files["config.json"] = json.dumps(_config(layers, (), ARCHITECTURES[os.uname().machine]))
+    files["manifest.json"] = json.dumps(manifest)
+    Path(path).write_bytes(tar_of(files))
+
+
+def _config(layers, variables, architecture):
+    return {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {"Env": list(variables)},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
+    }
 
 
 def python(distributions=(), modules=()):

@@ -45,13 +45,12 @@ OWN_MACHINE = re.compile("^<!-- own machine -->$", re.MULTILINE)
 REASONS = {
     "builds Sublet": "it compiles the repository, which the tests have done before",
     "needs systemd": "it speaks to systemd, which is not the init process of a container",
+    "installs packages": "it installs distributions of PyPI or packages of Debian",
     "needs packages": "it installs packages of `make dist`, which scripts/dist/installs.sh does in root file systems",
     "needs a container engine": "it needs podman",
     "needs Kubernetes": "it needs a cluster of Kubernetes, and Helm",
-    "needs Slurm": "it needs a node of Slurm",
     "measures": "it measures for minutes, or between machines",
     "boots a machine": "it boots an emulated machine",
-    "needs another tenant": "it needs a package of another tenant, as test_foreign.py makes it",
     "has a test of its own": "a test compiles and runs the example, in small sizes",
 }
 RULE = re.compile(r"<!-- (prepared|serves|configures|adds to|excerpt|form|needs|not run)(?:: ([^\n]+))? -->\n")

@@ -22,50 +22,43 @@ ORDER = [
 # Reasons for which an example may be left out, each with what it means.
 REASONS = {
     "measures": "it measures for minutes",
-    "needs a registry": "it needs the image debian:12, or a registry",
-    "needs an environment": "it needs an environment that was made in Python, as test_environments.py makes it",
-    "needs events": "it runs as long as there are events, as the platform's tests of triggers send them",
-    "needs identifiers": "it names sandboxes, whose numbers differ",
-    "needs sudo": "it needs sudo",
-    "needs a lost client": "it needs a run whose client is gone",
-    "needs a sharing node": "it needs a node with shared cores",
-    "serves": "it is run where the user's platform does not run",
+    "needs three cores": "it lends more cores than small machines have",
+    "shows all options": "its manifest has options for packages of different kinds",
 }
 # Examples that are run until they serve.
 SERVING = [
     "sublet manager", "sublet manager --state ./m --listen 0.0.0.0:7433",
     "sublet manager --global --store nats --store-url nats://n1:4222 --state ./g",
     "sublet agent", "sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token", "sublet agent --listen ''",
-    "sublet up", "sublet up --cores 2 --memory 4GiB", "sublet up --cores 3 --shared-cores 1",
+    "sublet up", "sublet up --cores 2 --memory 4GiB",
     "sublet up --listen 0.0.0.0:7441", "sublet up --state /tmp/s",
 ]  # fmt: skip
 # Examples that are left out: by help text, and by how they begin.
 LEFT_OUT = {
-    "": {"sublet up": "serves", "sublet manager": "serves", "sublet agent": "serves", "sublet store check": "serves"},
-    "bench": {"sublet bench": "measures"},
-    "call": {"sublet call libx/f --shared": "needs a sharing node"},
-    "deploy": {"sublet deploy ./pricing": "needs a registry"},
-    "doctor": {"sudo ": "needs sudo"},
-    "environment": {"sublet environment show": "needs an environment", "sublet environment remove": "needs an environment"},
-    "graph": {"sublet graph resume": "needs a lost client", "sublet graph trigger": "needs events", "sublet graph top": "needs events"},
-    "graph trigger": {"sublet graph trigger": "needs events", "tail ": "needs events"},
-    "image": {"sublet image pull": "needs a registry", "sublet image import": "needs a registry",
-              "sublet image show": "needs a registry", "sublet image remove": "needs a registry"},
-    "sandbox": {"sublet sandbox create --start --image": "needs a registry", "sublet sandbox start": "needs identifiers",
-                "sublet sandbox kill": "needs identifiers", "sublet sandbox delete": "needs identifiers"},
-    "up": {"sublet up --cores 3": "needs a sharing node"},
-}  # fmt: skip
+    "bench": {
+        f"sublet bench {name}": "measures"
+        for name in ("latency", "bandwidth", "memory", "swap", "graph", "cold --sandbox", "lease", "reject", "chain")
+    },
+    "deploy": {"sublet deploy ./pricing": "shows all options"},
+    "up": {"sublet up --cores 3": "needs three cores"},
+}
 # How many examples are left out, by reason. A number only falls.
-NOT_RUN = {
-    "measures": 17,
-    "needs a lost client": 1,
-    "needs a registry": 8,
-    "needs a sharing node": 2,
-    "needs an environment": 2,
-    "needs events": 6,
-    "needs identifiers": 3,
-    "needs sudo": 1,
-    "serves": 4,
+NOT_RUN = {"measures": 13, "needs three cores": 1, "shows all options": 1}
+# Examples that are run with another help text, which has the same one.
+REPEATED = {"": ["sublet up", "sublet manager", "sublet agent"], "graph": ["sublet graph trigger app.json --files inbox"]}
+# Examples that are run after those of another help text, which makes what they assume.
+MOVED = {("", "sublet store check"): "store"}
+# Functions of `worlds/help.sh` that are called before an example, by how it begins.
+BEFORE = {"sublet agent --drain": "start_agent", "sublet graph resume": "lose_client"}
+# Functions of `worlds/help.sh` that run an example in place of `run`, by how it begins.
+RUNNERS = {
+    "sublet graph trigger": "trigger",
+    "tail ": "trigger",
+    "sublet call libx/f --shared": "run_on_shared_core",
+    "sublet image pull debian:12": "run_with_registry",
+    "sublet sandbox start": "run_with_sandboxes",
+    "sublet sandbox kill": "run_with_sandboxes",
+    "sublet sandbox delete": "run_with_sandboxes",
 }
 
 
@@ -88,9 +81,19 @@ def examples_of(name):
     return found
 
 
+def by_beginning(table, example):
+    """The value of the table for the beginning of an example, or `None`."""
+    return next((value for start, value in table.items() if example.startswith(start)), None)
+
+
 def reason_of(name, example):
     """Why an example is not run, or `None`."""
-    return next((reason for start, reason in LEFT_OUT.get(name, {}).items() if example.startswith(start)), None)
+    return by_beginning(LEFT_OUT.get(name, {}), example)
+
+
+def is_run_elsewhere(name, example):
+    """Whether an example is run with those of another help text."""
+    return example in REPEATED.get(name, ()) or (name, example) in MOVED
 
 
 def script():
@@ -100,14 +103,15 @@ def script():
         label = name.replace(" ", "_") or "sublet"
         lines.append(f"if declare -F before_{label} >/dev/null; then before_{label}; fi")
         for example, manifest in examples_of(name):
-            if reason_of(name, example):
+            if reason_of(name, example) or is_run_elsewhere(name, example):
                 continue
-            if example == "sublet agent --drain":
-                lines.append("start_agent")
+            lines += filter(None, [by_beginning(BEFORE, example)])
             if manifest and example.startswith("sublet deploy ./"):
                 file = shlex.quote(example.removeprefix("sublet deploy ./") + "/sublet.toml")
                 lines += [f"cat >{file} <<'END'", *manifest, "END"]
-            lines.append(f"{'serve' if example in SERVING else 'run'} {shlex.quote(example)}")
+            runner = "serve" if example in SERVING else by_beginning(RUNNERS, example) or "run"
+            lines.append(f"{runner} {shlex.quote(example)}")
+        lines += [f"run_on_{place} {shlex.quote(example)}" for (_, example), place in MOVED.items() if place == name]
         lines.append(f"if declare -F after_{label} >/dev/null; then after_{label}; fi")
     return "\n".join([*lines, "finish", ""])
 
@@ -122,6 +126,13 @@ def test_examples_that_are_not_run_have_a_reason_and_become_fewer():
     found = collections.Counter(reason for reason in reasons if reason)
     assert set(found) <= set(REASONS)
     assert found == NOT_RUN, "write the number that is there now if it is smaller; otherwise have the example run"
+
+
+def test_examples_that_are_run_elsewhere_are_run():
+    run = {example for name in ORDER for example, _ in examples_of(name) if not reason_of(name, example) and not is_run_elsewhere(name, example)}
+    for name, examples in REPEATED.items():
+        assert set(examples) <= {example for example, _ in examples_of(name)} & run
+    assert all(example in dict(examples_of(name)) and place in ORDER for (name, example), place in MOVED.items())
 
 
 def test_examples_run_as_printed(installed, tmp_path):

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::numbers::narrow;
 use crate::process::wait_until;
 
 /// Addresses from which the connections come.
@@ -125,7 +126,7 @@ fn come_and_go(target: SocketAddrV4, thread: usize, running: &AttackState) {
 
 /// The address of a thread's connection.
 fn attacker(number: usize, thread: usize) -> Ipv4Addr {
-    Ipv4Addr::new(127, 77, 0, 1 + ((number * THREADS + thread) % ADDRESSES) as u8)
+    Ipv4Addr::new(127, 77, 0, 1 + narrow::<_, u8>((number * THREADS + thread) % ADDRESSES))
 }
 
 fn is_closed(socket: &TcpStream) -> bool {

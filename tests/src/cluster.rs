@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener};
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -24,6 +24,7 @@ use crate::disk::SmallDisk;
 use crate::functions::package;
 use crate::nats::{self, NatsServer};
 use crate::network::{Host, SwitchedNetwork};
+use crate::numbers::narrow;
 use crate::platform::{assert_echoes, by_programs, sublet};
 use crate::process::{self, is_alive, wait_until};
 use crate::program::{ServerProgram, inside};
@@ -193,7 +194,7 @@ impl Cluster {
 
     /// Starts a manager above those that there are, which is not among them.
     pub fn start_global(&mut self) -> ManagerProcess {
-        self.start_manager(self.managers.len() as u8, None, &["--global".to_owned()])
+        self.start_manager(narrow(self.managers.len()), None, &["--global".to_owned()])
     }
 
     fn start_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) -> ManagerProcess {
@@ -294,8 +295,10 @@ impl Cluster {
         more: &[&str],
         entry: Option<Vec<String>>,
     ) -> AgentProcess {
-        let host =
-            self.network.as_ref().map(|network| network.host(FIRST_AGENT_HOST + self.agents.len() as u8));
+        let host = self
+            .network
+            .as_ref()
+            .map(|network| network.host(FIRST_AGENT_HOST + narrow::<_, u8>(self.agents.len())));
         let state = self.folder.path().join(name);
         let token_file = self.folder.path().join(format!("{name}.token"));
         fs::write(&token_file, token).expect("the folder can be written to");
@@ -645,9 +648,10 @@ fn manager_name(number: u8) -> String {
 /// Returns a loopback address that no other test has, and a port on it. No connection starts at that address, so the
 /// port stays free while a manager is dead.
 pub fn free_address() -> (Ipv4Addr, u16) {
-    static TAKEN: AtomicU32 = AtomicU32::new(1);
+    // Addresses are taken again after 256 others.
+    static TAKEN: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
-    let ip = Ipv4Addr::new(127, high, low, TAKEN.fetch_add(1, Ordering::Relaxed) as u8);
+    let ip = Ipv4Addr::new(127, high, low, TAKEN.fetch_add(1, Ordering::Relaxed));
     let listener = TcpListener::bind((IpAddr::V4(ip), 0)).expect("there is a free port");
     (ip, listener.local_addr().expect("a listener has an address").port())
 }

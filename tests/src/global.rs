@@ -6,6 +6,7 @@ use sublet::{Allocation, Error, Invoker};
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, ClusterPlan, LentCores};
+use crate::numbers::narrow;
 use crate::process::wait_until;
 use crate::root;
 
@@ -57,7 +58,7 @@ impl GlobalProcess {
 
     /// Makes a FIFO: its id and its descriptor.
     pub fn make(&self, name: &str) -> Result<(u64, u32), Error> {
-        self.call("make", name.as_bytes()).map(|made| (word(&made, 0), word(&made, 8) as u32))
+        self.call("make", name.as_bytes()).map(|made| (word(&made, 0), narrow(word(&made, 8))))
     }
 
     /// Connects to a FIFO: the descriptor.
@@ -192,8 +193,8 @@ pub fn allow(owner: &GlobalProcess, words: [u64; 3]) {
 /// If one does not arrive as it was.
 #[track_caller]
 pub fn exchange(reader: (&GlobalProcess, u32), writer: (&GlobalProcess, u32)) {
-    for size in [0, 1, 40, 41, 4096, 4097, 8184] {
-        let message: Vec<u8> = (0..size).map(|at| (at * 3) as u8).collect();
+    for size in [0_u32, 1, 40, 41, 4096, 4097, 8184] {
+        let message: Vec<u8> = (0..size).map(|at| (at * 3).to_le_bytes()[0]).collect();
         writer.0.say(writer.1, &message).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
         let heard = reader.0.hear(reader.1, 5000).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
         assert!(heard == (writer.0.pid(), message), "{size} bytes came as others");

@@ -8,6 +8,12 @@
 //! where managers share a store, a real NATS server ([`nats`]); and they look at its processes from the outside
 //! ([`process`]). They never ask how long something took.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +33,7 @@ pub mod hand;
 pub mod mutation;
 pub mod nats;
 pub mod network;
+pub mod numbers;
 pub mod platform;
 pub mod process;
 pub mod program;

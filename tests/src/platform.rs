@@ -228,7 +228,7 @@ pub fn kill(pid: u32, signal: Signal) {
 pub fn assert_echoes_of_every_size(client: &mut Invoker) {
     for len in [0, 1, 4097, 1 << 20] {
         let mut input = client.buffer::<u8>(len).expect("there is memory for an input");
-        let bytes: Vec<u8> = (0..len).map(|at| ((at * 31) >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..len).map(|at| ((at * 31) >> 3).to_le_bytes()[0]).collect();
         input.copy_from_slice(&bytes);
         let mut output = client.buffer::<u8>(len + 1).expect("there is memory for an output");
         let done = client.submit("echo", &input, &mut output).and_then(sublet::Invocation::wait);

@@ -442,7 +442,7 @@ fn asserts_invariants_in_every_crate() {
 
 #[test]
 fn argues_casts_of_numbers_in_every_crate() {
-    for folder in CRATES.iter().map(|rules| rules.folder).chain(["xtask"]) {
+    for folder in CRATES.iter().map(|rules| rules.folder).chain(["xtask", "tests"]) {
         let root = ["lib.rs", "main.rs"].map(|name| Path::new(folder).join("src").join(name));
         let root = root.into_iter().find(|root| sublet_tests::root().join(root).exists());
         let root = root.unwrap_or_else(|| panic!("{folder} has neither a library nor a program"));

@@ -99,7 +99,11 @@ const CHORES: &[Chore] = &[
         help: "replace the kept inputs of fuzzing by the least that cover as much as all that were found",
         run: fuzz::keep,
     },
-    Chore { usage: "bench", help: "measure the promises, and write docs/performance.md", run: bench::chore },
+    Chore {
+        usage: "bench",
+        help: "measure the promises, and write docs/performance.md and README.md",
+        run: bench::chore,
+    },
     Chore {
         usage: "verbs-vm [--only PART,...] [--limit SECONDS]",
         help: "the fabric's suite and latency over verbs, in an emulated machine",

@@ -26,6 +26,93 @@ serve() {
     wait "$process" || { echo "it ended with status $?"; cat "$WORK/served.log"; return 1; }
 }
 
+# Runs an example that waits for events until a run for an event has succeeded, and then ends it.
+trigger() {
+    local line=$1 process start=exec
+    echo "== $line"
+    [[ $line != *' | '* ]] || start=
+    : >"$WORK/triggered.log"
+    bash -c "$start $line" >"$WORK/triggered.log" 2>&1 </dev/null &
+    process=$!
+    [[ $line != *' --nats '* ]] || wait_for send_message
+    wait_for grep --quiet 'succeeded in' "$WORK/triggered.log"
+    if [[ -n $start ]]; then
+        kill -TERM "$process"
+    else
+        # The events end with the first program of the pipeline.
+        kill -TERM "$(pgrep --parent "$process" tail)"
+    fi
+    wait "$process" || { echo "it ended with status $?"; cat "$WORK/triggered.log"; return 1; }
+}
+
+# Sends a message to the subject of the example for NATS, and waits for the reply.
+send_message() {
+    python -B - <<'END'
+import socket
+
+with socket.create_connection(("n1", 4222), timeout=20) as server, server.makefile("rwb") as lines:
+    lines.write(b'CONNECT {"verbose": false}\r\nSUB replies 1\r\nPUB jobs.resize replies 5\r\nhello\r\n')
+    lines.flush()
+    for line in lines:
+        if line.startswith(b"MSG "):
+            break
+    else:
+        raise SystemExit("the server has closed the connection")
+END
+}
+
+# Runs an example on a platform of its own, which lends a shared core.
+run_on_shared_core() {
+    local process
+    export SUBLET_STATE=$WORK/shared
+    sublet up --cores 1 --shared-cores 1 >shared.log 2>&1 &
+    process=$!
+    wait_for lends
+    sublet deploy ./libx.so
+    run "$1"
+    kill "$process"
+    wait "$process"
+    unset SUBLET_STATE
+}
+
+# Runs an example that trusts the registry of this script.
+run_with_registry() {
+    SSL_CERT_FILE=$WORK/authority.pem run "$1"
+}
+
+# Runs an example on the store of the stopped manager.
+run_on_store() {
+    SUBLET_STATE=/var/lib/sublet/manager run "$1"
+}
+
+# Runs an example for two sandboxes that exist, in place of those that it calls 3 and 4. Only sandboxes that have ended are deleted.
+run_with_sandboxes() {
+    local word sandbox words=()
+    for word in $1; do
+        case $word in
+            3) words+=("${SANDBOXES[0]}") ;;
+            4) words+=("${SANDBOXES[1]}") ;;
+            *) words+=("$word") ;;
+        esac
+    done
+    if [[ $1 == 'sublet sandbox delete '* ]]; then
+        for sandbox in "${SANDBOXES[@]}"; do
+            sublet sandbox kill "$sandbox" --signal KILL || echo "sandbox $sandbox has ended before"
+        done
+        wait_for have_stopped
+    fi
+    run "${words[*]}"
+}
+
+have_stopped() {
+    sublet sandbox state --json "${SANDBOXES[@]}" | jq --exit-status '[.sandboxes[] | .status == "stopped"] | all'
+}
+
+# The examples are run by root, as whom sudo would run them.
+sudo() {
+    "$@"
+}
+
 # Whether the process of an example serves; fails at once if it has ended.
 serves() {
     kill -0 "$1" || { cat "$WORK/served.log" >&3; exit 1; }
@@ -121,6 +208,7 @@ before_deploy() {
 		#include <unistd.h>
 		unsigned f(void *in, unsigned size, void *out) { return write(1, "called\n", 7) - 7; }
 		unsigned sleeps(void *in, unsigned size, void *out) { sleep(600); return 0; }
+		unsigned pauses(void *in, unsigned size, void *out) { sleep(5); return 0; }
 	END
     cc -shared -fPIC -o libx.so libx.c
     echo 'int f(int in, int size, int out) { return 0; }' >x.c
@@ -142,6 +230,31 @@ wheels.make(pathlib.Path("links"), "alpha", "1.0", {"alpha.py": "value = 1\n"})'
 	END
 }
 
+# A run whose client is killed while its component executes.
+lose_client() {
+    local client
+    cat >paused.json <<-'END'
+		{"version": 1, "name": "paused", "edges": [],
+		 "components": [{"name": "pauses", "type": "compute", "package": "libx", "function": "pauses", "entry": true}]}
+	END
+    sublet graph run paused.json <in.bin >paused.log 2>&1 &
+    client=$!
+    wait_for is_paused
+    kill -KILL "$client"
+    wait "$client" || true
+}
+
+is_paused() {
+    sublet graph top --json | jq --exit-status '.runs[] | select(.graph == "paused")'
+}
+
+# Events of both kinds of files.
+before_graph_trigger() {
+    mkdir inbox
+    cp in.bin inbox
+    echo line >events.log
+}
+
 before_sublet() {
     sublet call libx/f --input in --output out
 }
@@ -158,6 +271,14 @@ before_logs() {
 before_package() {
     sublet token create --tenant alice >alice.token
     SUBLET_TOKEN_FILE=alice.token sublet deploy ./libx.so
+}
+
+# An environment with a name, and other wheels than that of the package.
+before_environment() {
+    PYTHONPATH=$PAGE_SOURCES/python/tests python -B -c '
+import pathlib, sublet, wheels
+wheels.make(pathlib.Path("links"), "beta", "1.0", {"beta.py": "value = 2\n"})
+sublet.Environment(["beta"], name="science", index=False, find_links=pathlib.Path("links").resolve()).deploy()'
 }
 
 before_gc() {
@@ -181,9 +302,47 @@ after_lease() {
     wait "$CALL" || true
 }
 
+# A program in Python, an image with a program, as `docker save` writes it, and two sandboxes.
 before_sandbox() {
     echo 'import sys; print(sys.argv[1])' >job.py
     chmod 755 job.py
+    PYTHONPATH=$PAGE_SOURCES/python/tests python -B -c '
+import images
+images.save("app.tar", "debian:12", [images.program("/bin/ls")])'
+    sublet image import ./app.tar
+    mapfile -t SANDBOXES < <(sublet sandbox create --json --count 2 -- /bin/sleep 600 | jq '.sandboxes[].id')
+    [[ ${#SANDBOXES[@]} == 2 ]]
+}
+
+# The same image in a registry without TLS, and in one with TLS that has the name of Docker's.
+before_image() {
+    local program=$PAGE_SOURCES/target/tools/docker-registry/usr/bin/docker-registry
+    [[ -x $program ]] || program=docker-registry
+    echo '127.0.0.1 lab registry-1.docker.io' >>/etc/hosts
+    mkdir registry
+    PYTHONPATH=$PAGE_SOURCES/python/tests python -B -c '
+import images, pathlib
+registry = images.Registry(pathlib.Path("registry"), 5000)
+for name, tag in [("app", "latest"), ("library/debian", "12")]:
+    registry.push(name, [images.program("/bin/ls")], tag=tag)'
+    make_certificate registry-1.docker.io
+    jq '.http = {addr: "127.0.0.1:443", tls: {certificate: "certificate.pem", key: "key.pem"}}' registry/config.yml >registry/tls.yml
+    "$program" serve registry/tls.yml >registry.log 2>&1 &
+    REGISTRY=$!
+    wait_for bash -c '</dev/tcp/127.0.0.1/443'
+}
+
+# A certificate of a name, and that of the authority which has signed it.
+make_certificate() {
+    local new=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+    openssl req -x509 "${new[@]}" -keyout authority.key -out authority.pem -days 2 -subj /CN=authority
+    openssl req "${new[@]}" -keyout key.pem -out request.pem -subj "/CN=$1"
+    echo "subjectAltName = DNS:$1" >extensions
+    openssl x509 -req -in request.pem -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out certificate.pem
+}
+
+after_image() {
+    kill "$REGISTRY"
 }
 
 finish() {

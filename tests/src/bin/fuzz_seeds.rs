@@ -3,6 +3,12 @@
 //! They are made and not kept, so they follow every change of the schema by themselves. An input's first bytes are
 //! what the target of that name reads first: which message follows.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{fs, io};
@@ -11,6 +17,7 @@ use prost::Message;
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::{self, agent_to_client, client_to_agent, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, package};
+use sublet_tests::numbers::narrow;
 
 fn main() -> ExitCode {
     let Some(folder) = std::env::args_os().nth(1) else {
@@ -168,20 +175,20 @@ fn at_listeners() -> Vec<Vec<u8>> {
 
 /// A call of gRPC as the first bytes of a connection: preface, settings, headers, and the message. Headers are literals.
 fn http2_request(method: &str, message: &[u8]) -> Vec<u8> {
-    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let text = |text: &str| [&[narrow::<_, u8>(text.len())], text.as_bytes()].concat();
     let path = [vec![0x04], text(&format!("/sublet.{method}"))].concat();
     let kind = [vec![0x0f, 0x10], text("application/grpc")].concat();
     let trailers = [vec![0x00], text("te"), text("trailers")].concat();
     let token = [vec![0x0f, 0x08], text("Bearer sublet_0123456789abcdef_AAAA")].concat();
     // POST, and http.
     let headers = [vec![0x83, 0x86], path, kind, trailers, token].concat();
-    let body = [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
+    let body = [&[0], &narrow::<_, u32>(message.len()).to_be_bytes()[..], message].concat();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     [preface, http2_frame(4, 0, 0, &[]), http2_frame(1, 4, 1, &headers), http2_frame(0, 1, 1, &body)].concat()
 }
 
 fn http2_frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
-    let [_, a, b, c] = (payload.len() as u32).to_be_bytes();
+    let [_, a, b, c] = narrow::<_, u32>(payload.len()).to_be_bytes();
     [&[a, b, c, kind, flags, 0, 0, 0, stream], payload].concat()
 }
 

@@ -1,6 +1,12 @@
 //! A client that is there to be killed: `holding-client MANAGER PACKAGE` takes a lease, submits calls that never
 //! return, says so when the first of them executes, and waits.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;

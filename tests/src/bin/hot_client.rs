@@ -4,6 +4,11 @@
 //! Before and after the calls it asks for the group of process 5943783, which does not exist: a tracer of its system
 //! calls finds the calls between the two.
 #![allow(unsafe_code)]
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -23,6 +23,7 @@ use super::scene::{
 };
 use super::truth::Invariant;
 use super::worker::SimWorker;
+use crate::numbers::narrow;
 
 /// Time between two reports, and between two journals.
 const PERIOD_US: u64 = 1_000_000;
@@ -122,7 +123,7 @@ pub enum JournalFate {
 impl SimAgent {
     /// A machine without a running agent.
     pub fn new(number: u32, capacity: NodeCapacity, clock: SimClock, managers: u8) -> SimAgent {
-        let manager = (number % u32::from(managers)) as u8;
+        let manager: u8 = narrow(number % u32::from(managers));
         let (process, journal) = (None, Vec::new());
         SimAgent {
             number,

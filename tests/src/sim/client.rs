@@ -13,6 +13,7 @@ use super::scene::{
     Ask, FromAgent, FromClient, LeaseAsk, ManagerAnswer, Scene, SimCall, SimCaller, SimEvent, SimMessage,
     Token, host_of,
 };
+use crate::numbers::narrow;
 
 /// How long an answer may take beyond what the request may wait.
 const PATIENCE_US: u64 = 5_000_000;
@@ -135,7 +136,7 @@ impl SimClient {
         };
         let (tenant, terms, isolation) = (self.tenant, terms(manners, random), isolation::demanded(request));
         let ask = LeaseAsk { request, tenant, terms, isolation, wait_ms, token };
-        let manager = random.below(manners.managers.into()) as u8;
+        let manager: u8 = narrow(random.below(manners.managers.into()));
         self.ask(Box::new(ask), manager, 1, scene);
     }
 
@@ -325,7 +326,7 @@ impl SimClient {
 fn terms(manners: &Manners, random: &mut Random) -> LeaseTerms {
     let node = manners.node_cores;
     let most = random.pick(&[1, 1, 2, 4, node, node, 3 * node, 10 * node]);
-    let cores = random.between(1, most.into()) as u32;
+    let cores: u32 = narrow(random.between(1, most.into()));
     let memory_each = random.pick(&[0, 0, 16 << 20, 256 << 20, 700 << 20]);
     let asked = LeaseRequest {
         cores,

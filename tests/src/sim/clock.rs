@@ -1,6 +1,8 @@
 //! The clocks of the simulated machines. True time is the run's own, in microseconds from its beginning; no party of
 //! the run sees it.
 
+use crate::numbers::narrow;
+
 /// Most that a machine's clock is fast or slow, in parts of a million: that of ordinary quartz.
 pub const MAX_DRIFT_PPM: i64 = 100;
 
@@ -23,14 +25,14 @@ impl SimClock {
 
     /// Reading of the clock, in nanoseconds since its start.
     pub fn read_ns(&self, now_us: u64) -> u64 {
-        let elapsed_us = now_us.saturating_sub(self.started_us) as i64;
-        (elapsed_us * 1_000 + elapsed_us * self.drift_ppm / 1_000) as u64
+        let elapsed_us: i64 = narrow(now_us.saturating_sub(self.started_us));
+        narrow(elapsed_us * 1_000 + elapsed_us * self.drift_ppm / 1_000)
     }
 
     /// The true time from which on it shows at least this.
     pub fn when_us(&self, reading_ns: u64) -> u64 {
-        let elapsed_us = (u128::from(reading_ns) * 1_000).div_ceil((1_000_000 + self.drift_ppm) as u128);
-        let mut at_us = self.started_us + elapsed_us as u64;
+        let elapsed_us = (u128::from(reading_ns) * 1_000).div_ceil(narrow(1_000_000 + self.drift_ppm));
+        let mut at_us = self.started_us + narrow::<_, u64>(elapsed_us);
         while self.read_ns(at_us) < reading_ns {
             at_us += 1;
         }

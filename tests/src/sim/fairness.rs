@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use sublet_manager::core::{MAX_OVERTAKES, QueueLimits, RequestId};
 
 use super::truth::{Invariant, Truth};
+use crate::numbers::narrow;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -77,7 +78,7 @@ impl Fairness {
 
     /// A request is granted, whether it waited or not.
     pub(super) fn granted(&mut self, request: RequestId, truth: &mut Truth) {
-        let turns = self.tenants.len() as u32 + 1;
+        let turns = narrow::<_, u32>(self.tenants.len()) + 1;
         for (tenant, waiters) in self.tenants.iter_mut().enumerate() {
             let Some(first) = waiters.front_mut() else { continue };
             if first.request == request {

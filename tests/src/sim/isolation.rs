@@ -5,6 +5,8 @@
 use sublet_manager::core::RequestId;
 use sublet_proto::isolation::Isolation;
 
+use crate::numbers::narrow;
+
 /// Isolations that the operator of an agent's node allows. An operator who names none allows processes and containers.
 pub fn allowed(agent: u32) -> &'static [Isolation] {
     const CHOICES: [&[Isolation]; 4] =
@@ -24,7 +26,7 @@ pub fn demanded(RequestId(request): RequestId) -> Option<Isolation> {
         None,
         None,
     ];
-    CHOICES[(request % 8) as usize]
+    CHOICES[narrow::<_, usize>(request % 8)]
 }
 
 /// Whether a node may have a lease with this demand.

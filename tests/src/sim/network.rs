@@ -6,7 +6,7 @@
 use super::random::Random;
 
 /// Hosts on which clients live: what a partition can cut off.
-pub const CLIENT_HOSTS: usize = 16;
+pub const CLIENT_HOSTS: u8 = 16;
 
 /// Conditions of all links at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl SimNetwork {
     pub fn new(managers: u8, agents: u32, weather: Weather, random: Random) -> SimNetwork {
         let (managers, agents) = (usize::from(managers), agents as usize);
         let between_managers_and_agents = 2 * managers * agents;
-        let of_hosts = 2 * CLIENT_HOSTS * (managers + agents);
+        let of_hosts = 2 * usize::from(CLIENT_HOSTS) * (managers + agents);
         let links = vec![LinkState::Open; between_managers_and_agents + of_hosts];
         SimNetwork { weather, random, agents, managers, links }
     }
@@ -149,7 +149,7 @@ mod tests {
     fn pairs() -> Vec<(LinkEnd, LinkEnd)> {
         let managers = (0..3).map(LinkEnd::Manager);
         let agents = (0..50).map(LinkEnd::Agent);
-        let hosts = (0..CLIENT_HOSTS as u8).map(LinkEnd::Host);
+        let hosts = (0..CLIENT_HOSTS).map(LinkEnd::Host);
         let to_managers = managers
             .flat_map(|manager| agents.clone().chain(hosts.clone()).map(move |party| (party, manager)));
         let to_agents =

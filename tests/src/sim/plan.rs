@@ -10,6 +10,7 @@ use super::client::Manners;
 use super::network::Weather;
 use super::random::Random;
 use super::sabotage::Sabotage;
+use crate::numbers::narrow;
 
 const SECOND_US: u64 = 1_000_000;
 /// Share of a run that is without faults and new clients, at its end, and its most.
@@ -139,8 +140,8 @@ impl SimPlan {
                 .map(|_| quota((clients * node_cores).min(nodes * node_cores / 2), random))
                 .collect(),
             queue: QueueLimits {
-                total: random.between(4, 256) as usize,
-                per_tenant: random.between(2, 64) as usize,
+                total: narrow(random.between(4, 256)),
+                per_tenant: narrow(random.between(2, 64)),
             },
             clients,
             manners: Manners {
@@ -165,8 +166,8 @@ impl SimPlan {
 }
 
 fn capacity(node_cores: u32, random: &mut Random) -> NodeCapacity {
-    let cores = random.between(1, u64::from(node_cores) * 2 - 1) as u32;
-    let places = if random.chance_ppm(500_000) { random.between(2, 8) as u32 } else { 0 };
+    let cores: u32 = narrow(random.between(1, u64::from(node_cores) * 2 - 1));
+    let places: u32 = if random.chance_ppm(500_000) { narrow(random.between(2, 8)) } else { 0 };
     let memory_bytes = u64::from(cores + places) * random.pick(&[192 << 20, 512 << 20]);
     NodeCapacity { cores, places, memory_bytes }
 }

@@ -9,6 +9,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::numbers::narrow;
+
 /// A day is 2^10 microseconds.
 const DAY_BITS: u32 = 10;
 /// Days of the calendar, a power of two: events up to 4 s ahead have a day.
@@ -86,7 +88,7 @@ impl<E: Copy> EventQueue<E> {
             let at = self.today.partition_point(|other| other.key() > entry.key());
             self.today.insert(at, entry);
         } else if day - self.day < DAYS as u64 {
-            self.days[day as usize % DAYS].push(entry);
+            self.days[place(day)].push(entry);
             self.dated += 1;
         } else {
             self.later.push(Reverse(entry));
@@ -115,7 +117,7 @@ impl<E: Copy> EventQueue<E> {
             (0, Some(Reverse(first))) => first.at_us >> DAY_BITS,
             _ => self.day + 1,
         };
-        std::mem::swap(&mut self.today, &mut self.days[self.day as usize % DAYS]);
+        std::mem::swap(&mut self.today, &mut self.days[place(self.day)]);
         self.dated -= self.today.len();
         while let Some(&Reverse(first)) = self.later.peek() {
             if first.at_us >> DAY_BITS > self.day {
@@ -127,6 +129,11 @@ impl<E: Copy> EventQueue<E> {
         self.today.sort_unstable_by(|a, b| b.cmp(a));
         Some(())
     }
+}
+
+/// Place of a day in the calendar.
+fn place(day: u64) -> usize {
+    narrow(day % DAYS as u64)
 }
 
 #[cfg(test)]

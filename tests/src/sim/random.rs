@@ -2,6 +2,8 @@
 //!
 //! Integers only: no result depends on a machine's mathematical library, so a seed means the same run everywhere.
 
+use crate::numbers::narrow;
+
 /// A stream of pseudo-random numbers.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);
@@ -54,7 +56,7 @@ impl Random {
 
     /// One of these.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
+        choices[narrow::<_, usize>(self.below(choices.len() as u64))]
     }
 
     /// A time with a long tail: `scale` doubled once in four, again once in sixteen and so on, then spread evenly
@@ -62,7 +64,7 @@ impl Random {
     pub fn long_tail(&mut self, scale: u64) -> u64 {
         let bits = self.bits();
         let octave = scale << ((bits >> 32).trailing_zeros() / 2).min(MAX_DOUBLINGS);
-        octave + ((u128::from(bits & 0xffff_ffff) * u128::from(octave)) >> 32) as u64
+        octave + narrow::<_, u64>((u128::from(bits & 0xffff_ffff) * u128::from(octave)) >> 32)
     }
 }
 

@@ -12,6 +12,7 @@ use super::sabotage::Sabotage;
 use super::slab::Slab;
 use super::trace::Trace;
 use super::truth::Truth;
+use crate::numbers::narrow;
 
 /// Event of a run, in a few bytes.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +97,7 @@ impl SimCaller {
 
 /// Host on which a client lives.
 pub fn host_of(client: u32) -> LinkEnd {
-    LinkEnd::Host((client as usize % CLIENT_HOSTS) as u8)
+    LinkEnd::Host(narrow(client % u32::from(CLIENT_HOSTS)))
 }
 
 /// A call on its way: the answer goes to its caller, under its number, until its deadline.

@@ -1,5 +1,7 @@
 //! Places for what events carry: an event is a few bytes, and names its payload by its place here.
 
+use crate::numbers::narrow;
+
 /// Values at numbered places, which are used again.
 #[derive(Debug)]
 pub struct Slab<T> {
@@ -21,7 +23,7 @@ impl<T> Slab<T> {
             return place;
         }
         self.places.push(Some(value));
-        (self.places.len() - 1) as u32
+        narrow(self.places.len() - 1)
     }
 
     /// Takes the value of a place out.

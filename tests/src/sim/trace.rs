@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::numbers::narrow;
+
 /// How many events are remembered.
 const REMEMBERED: usize = 64;
 
@@ -22,7 +24,7 @@ impl<E: Copy + fmt::Debug> Default for Trace<E> {
 impl<E: Copy + fmt::Debug> Trace<E> {
     /// Notes an event, with what tells it from others.
     pub fn note(&mut self, at_us: u64, event: E, word: u64) {
-        self.last[self.events as usize % REMEMBERED] = Some((at_us, event));
+        self.last[slot(self.events)] = Some((at_us, event));
         self.events += 1;
         self.mix(at_us ^ word.rotate_left(40));
     }
@@ -47,10 +49,15 @@ impl<E: Copy + fmt::Debug> Trace<E> {
     pub fn last(&self) -> impl Iterator<Item = (u64, u64, E)> + '_ {
         let first = self.events.saturating_sub(REMEMBERED as u64);
         (first..self.events).filter_map(|number| {
-            let (at_us, event) = self.last[number as usize % REMEMBERED]?;
+            let (at_us, event) = self.last[slot(number)]?;
             Some((number + 1, at_us, event))
         })
     }
+}
+
+/// Place of an event among the remembered ones.
+fn slot(number: u64) -> usize {
+    narrow(number % REMEMBERED as u64)
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use sublet_proto::v1::{Quota, TenantUse, Usage};
 use super::clock::{MAX_DRIFT_PPM, SimClock};
 use super::isolation;
 use super::worker::{self, SimWorker};
+use crate::numbers::narrow;
 
 /// How long after its expiry a lease may be on its way out.
 pub const GRACE_US: u64 = 1_000_000;
@@ -298,7 +299,7 @@ impl Truth {
 
     /// A manager has signed a ticket for a new lease.
     pub fn grant(&mut self, now_us: u64, granted: GrantedTruth) {
-        let index = self.leases.len() as u32;
+        let index: u32 = narrow(self.leases.len());
         self.by_id.insert(granted.id, index);
         self.counted.push(index);
         self.leases.push(TrueLease {
@@ -493,7 +494,7 @@ impl Truth {
 
     /// Checks everything, also what nothing has touched.
     pub fn check(&mut self, now_us: u64) {
-        for agent in 0..self.nodes.len() as u32 {
+        for agent in 0..narrow::<_, u32>(self.nodes.len()) {
             let node = &self.nodes[agent as usize];
             let mut sum = HeldResources::default();
             let live: Vec<u32> = node.live.clone();
@@ -706,6 +707,6 @@ impl TrueLease {
 
 /// Latest true time at which a lease is over that times out by a manager's clock and then by its agent's.
 fn ends_by_us(now_us: u64, timeout_ms: u64) -> u64 {
-    let drift_us = timeout_ms * 2 * MAX_DRIFT_PPM as u64 / 1_000;
+    let drift_us = timeout_ms * 2 * MAX_DRIFT_PPM.unsigned_abs() / 1_000;
     now_us + timeout_ms * 1_000 + drift_us + GRACE_US
 }

@@ -4,6 +4,7 @@ use sublet_manager::core::LeaseId;
 use sublet_proto::v1::Usage;
 
 use super::random::Random;
+use crate::numbers::narrow;
 
 /// Duty is counted in this many parts.
 const PARTS: u64 = 256;
@@ -20,7 +21,7 @@ pub struct SimWorker {
 impl SimWorker {
     /// Makes the workers of a lease: the lease's name decides what share of their time they execute and poll.
     pub fn of(lease: LeaseId, workers: u32) -> SimWorker {
-        let random = &mut Random::from_seed(lease.0 as u64);
+        let random = &mut Random::from_seed(narrow(lease.0 & u128::from(u64::MAX)));
         let executing_parts = random.below(PARTS + 1);
         let polling_parts = random.below(PARTS - executing_parts + 1);
         let call_ns = random.between(1_000, 1_000_000_000);

@@ -16,6 +16,7 @@ use super::slab::Slab;
 use super::store::{SimStore, StoreHealth, Write};
 use super::trace::Trace;
 use super::truth::{Invariant, Truth};
+use crate::numbers::narrow;
 
 const SECOND_US: u64 = 1_000_000;
 /// Between two checks of everything.
@@ -80,14 +81,15 @@ impl SimWorld {
         (0..).zip(&plan.quotas).for_each(|(tenant, &quota)| truth.set_quota(tenant, quota));
         let network = SimNetwork::new(plan.managers, options.nodes, plan.weather, random.split());
         let mut drift = random.split();
-        let mut drift_ppm = || drift.below(2 * MAX_DRIFT_PPM as u64 + 1) as i64 - MAX_DRIFT_PPM;
+        let mut drift_ppm =
+            || narrow::<_, i64>(drift.below(2 * MAX_DRIFT_PPM.unsigned_abs() + 1)) - MAX_DRIFT_PPM;
         let agents = (0..).zip(&plan.capacities).map(|(number, &capacity)| {
             SimAgent::new(number, capacity, SimClock::start(0, drift_ppm()), plan.managers)
         });
         let agents: Vec<SimAgent> = agents.collect();
         let hosts =
             (0..plan.managers).map(|_| SimHost { manager: None, wall_ms: WALL_MS, drift_ppm: drift_ppm() });
-        let tenants = plan.quotas.len() as u32;
+        let tenants: u32 = narrow(plan.quotas.len());
         let mut world = SimWorld {
             scene: Scene {
                 now_us: 0,
@@ -118,7 +120,7 @@ impl SimWorld {
 
     fn begin(&mut self) {
         (0..self.plan.managers).for_each(|manager| self.start_manager(manager));
-        for agent in 0..self.agents.len() as u32 {
+        for agent in 0..narrow::<_, u32>(self.agents.len()) {
             let delay_us = self.scene.random.below(SECOND_US);
             self.later(delay_us, Relief::StartAgent(agent));
         }
@@ -262,7 +264,7 @@ impl SimWorld {
     }
 
     fn later(&mut self, delay_us: u64, relief: Relief) {
-        let number = self.reliefs.len() as u32;
+        let number = narrow(self.reliefs.len());
         self.reliefs.push(relief);
         self.mended_at_us = self.mended_at_us.max(self.scene.now_us + delay_us);
         self.scene.after(delay_us, SimEvent::Relief(number));
@@ -282,15 +284,15 @@ impl SimWorld {
         let random = &mut self.scene.random;
         let usual_us = random.pick(&[1, 3, 10]) * SECOND_US;
         let for_us = random.long_tail(usual_us).min(LONGEST_FAULT_US);
-        let manager = random.below(self.hosts.len() as u64) as u8;
-        let agent = random.below(self.agents.len() as u64) as u32;
-        let host = random.below(CLIENT_HOSTS as u64) as u8;
+        let manager: u8 = narrow(random.below(self.hosts.len() as u64));
+        let agent: u32 = narrow(random.below(self.agents.len() as u64));
+        let host: u8 = narrow(random.below(CLIENT_HOSTS.into()));
         let (of_agent, of_manager) = (LinkEnd::Agent(agent), LinkEnd::Manager(manager));
         match fault {
             SimFault::ManagerDies => self.kill_manager(manager, for_us),
             SimFault::AgentDies => self.kill_agent(agent, for_us),
             SimFault::RackDies => {
-                let all = self.agents.len() as u32;
+                let all: u32 = narrow(self.agents.len());
                 (agent..agent + all.div_ceil(10)).for_each(|agent| self.kill_agent(agent % all, for_us));
             }
             SimFault::AgentGone => self.lose_agent(agent),
@@ -367,8 +369,8 @@ impl SimWorld {
     }
 
     fn link_manager(&mut self, manager: u8, to: LinkState, from: LinkState) {
-        let agents = (0..self.agents.len() as u32).map(LinkEnd::Agent);
-        let hosts = (0..CLIENT_HOSTS as u8).map(LinkEnd::Host);
+        let agents = (0..narrow::<_, u32>(self.agents.len())).map(LinkEnd::Agent);
+        let hosts = (0..CLIENT_HOSTS).map(LinkEnd::Host);
         for party in agents.chain(hosts) {
             self.scene.network.set(party, LinkEnd::Manager(manager), to);
             self.scene.network.set(LinkEnd::Manager(manager), party, from);
@@ -425,7 +427,7 @@ impl SimWorld {
         self.scene.network.weather = Weather::FAIR;
         self.set_health(StoreHealth::Up(1_000));
         (0..self.plan.managers).for_each(|manager| self.start_manager(manager));
-        for agent in 0..self.agents.len() as u32 {
+        for agent in 0..narrow::<_, u32>(self.agents.len()) {
             self.start_agent(agent);
             self.agents[agent as usize].set_state(NodeState::Lending, &mut self.scene);
         }

@@ -241,12 +241,17 @@ mod tests {
                 "{text}"
             );
         }
-        let nameless = measurements(r#"{"single_seconds":1.5,"parts":[{"part":"one","n":3}]}"#);
-        let text = tables(&nameless, &[]);
-        assert!(
-            text.contains("|  |  | single seconds | 1.500 |") && text.contains("| parts.one.n | 3 |"),
-            "{text}"
+        let nameless = measurements(
+            r#"{"single_seconds":1.5,"single_gb_seconds":0.25,"calls_per_s":7,"parts":[{"part":"one","n":3}]}"#,
         );
+        let text = tables(&nameless, &[]);
+        let rows = [
+            "|  |  | single | 1.5 s |",
+            "| single gb seconds | 0.250 |",
+            "| calls per s | 7 |",
+            "| parts.one.n | 3 |",
+        ];
+        assert!(rows.iter().all(|row| text.contains(row)), "{text}");
         let operation =
             tables(&[Measurement::of("core/grant", "time_ns", 400.0).by("cargo bench -p x")], &[]);
         assert!(operation.contains("| core/grant | 400 ns | 2500000 |"), "{operation}");

@@ -36,6 +36,16 @@ start_unit() {
         env -i "PATH=$PATH" HOME=/var/lib/sublet /usr/local/bin/sublet "$@"
 }
 
+# Stands in for systemd, which is not the init process here: starts what an installed unit names.
+systemctl() {
+    local name=${3#sublet-} unit=/usr/local/lib/systemd/system/$3.service line
+    [[ "$1 $2" == 'enable --now' ]]
+    for line in "ExecStart=/usr/local/bin/sublet $name" User=sublet "StateDirectory=sublet/$name" "RuntimeDirectory=sublet-$name"; do
+        grep --quiet --line-regexp --fixed-strings -- "$line" "$unit" || { echo "$unit does not have the line $line"; return 1; }
+    done
+    "start_$name"
+}
+
 start_manager() {
     start_unit manager manager
     wait_for env SUBLET_MANAGER=$SOCKET sublet ps
@@ -85,17 +95,12 @@ installed() {
 	END
 }
 
-manager_unit() {
-    start_manager
-}
-
 files_of_n1() {
     install -o root -g sublet -m 640 n1.token /etc/sublet/agent.token
     install -m 644 /var/lib/sublet/manager/tls/ca.pem /etc/sublet/ca.pem
 }
 
 by_hand() {
-    start_agent
     stop agent manager
     unset SUBLET_MANAGER
 }
@@ -161,11 +166,21 @@ operator_after_alice() {
     export SUBLET_MANAGER=$SOCKET
 }
 
-# Runs the script that Slurm would, and three NATS servers in a cluster; puts the embedded store aside.
+# Runs the script that Slurm executes after a job, on a node with this other job, if it is one.
+after_job() {
+    mkdir -p slurm
+    printf '#!/bin/sh\necho %s\n' "$1" >slurm/squeue
+    chmod 755 slurm/squeue
+    PATH=$PWD/slurm:$PATH sh ./epilog
+}
+
+# Runs the scripts that Slurm would, and three NATS servers in a cluster; puts the embedded store aside.
 nats() {
     sh ./prolog
     wait_for node_is reclaimed
-    sublet agent --lend
+    after_job 17
+    node_is reclaimed
+    after_job ''
     wait_for node_is lending
     stop agent manager
     cp -a /etc/sublet/manager.toml manager.toml.embedded

@@ -170,6 +170,8 @@ fn human(name: &str, number: f64) -> (String, String) {
         "ns" => human_ns(number),
         "us" => human_ns(number * 1e3),
         "ms" => human_ns(number * 1e6),
+        // Neither a rate nor a product.
+        "s" | "seconds" if !field.ends_with("per") && !field.ends_with("gb") => human_ns(number * 1e9),
         "bytes" => human_bytes(number),
         _ => return (name.replace('_', " "), plain(number)),
     };

@@ -1,0 +1,5 @@
+# The assumptions of examples/python/README.md: the folder of the repository.
+
+clone() {
+    cd "$PAGE_SOURCES"
+}
