@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod image_scene;
 #[path = "../../crates/image/tests/making/mod.rs"]
 mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
@@ -18,10 +19,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use making::tar::{FILE, SYMBOLIC_LINK, Tar};
-use making::{Layer, Layout};
+use image_scene::{Scene, add, libraries, with_script};
+use making::Layer;
+use making::tar::{SYMBOLIC_LINK, Tar};
 use rustix::process::{Pid, Signal, kill_process};
-use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
@@ -134,35 +135,14 @@ fn is_code(path: &Path) -> bool {
     fs::read(path).unwrap().starts_with(b"\x7fELF")
 }
 
-/// The shared libraries that a program or library needs, where it looks for them.
-fn libraries(path: &Path) -> Vec<PathBuf> {
-    let needed = Command::new("ldd").arg(path).output().unwrap();
-    let needed = String::from_utf8(needed.stdout).unwrap();
-    needed
-        .split_whitespace()
-        .filter(|word| word.starts_with('/') && !word.ends_with(':'))
-        .map(Into::into)
-        .collect()
-}
-
 fn adapter() -> PathBuf {
     programs().join("libsublet_template_python.so")
 }
 
-fn add(tar: Tar, path: &Path) -> Tar {
-    let mode = fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    let inside = path.to_str().unwrap().trim_start_matches('/');
-    tar.entry(FILE, inside.as_bytes(), b"", mode, &fs::read(path).unwrap())
-}
-
 /// A layer whose Python sleeps for a number of seconds, by which its process is found, and reports nothing.
 fn sleeping_python(seconds: u32) -> Layer {
-    let programs = ["/bin/sh", "/bin/sleep"].map(Path::new);
-    let files: BTreeSet<PathBuf> =
-        programs.iter().flat_map(|program| libraries(program)).chain(programs.map(Path::to_owned)).collect();
-    let tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
     let script = format!("#!/bin/sh\nexec /bin/sleep {seconds}\n");
-    Layer::gzip(&tar.entry(FILE, b"bin/python3", b"", 0o755, script.as_bytes()).finish())
+    with_script(&["/bin/sh", "/bin/sleep"], "bin/python3", &script)
 }
 
 /// The process that sleeps for this number of seconds.
@@ -175,43 +155,9 @@ fn sleeper(seconds: u32) -> Option<Pid> {
     Pid::from_raw(sleepers.next()?.file_name().to_str()?.parse().unwrap())
 }
 
-/// A registry, and a folder to work in.
-struct Scene {
-    registry: DebianRegistry,
-    folder: tempfile::TempDir,
-}
-
 impl Scene {
-    fn new() -> Scene {
-        Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    /// Uploads an image, and returns its name.
-    fn push(&self, name: &str, layers: &[Layer]) -> String {
-        let layout = Layout::of(&self.folder.path().join(format!("image-{name}")), layers);
-        self.registry.push(&layout.folder, name, "1");
-        format!("localhost:{}/{name}:1", self.registry.port)
-    }
-
     fn python(&self) -> String {
         self.push("python", &[packed().layer.clone()])
-    }
-
-    /// The digest of an image that was uploaded.
-    fn digest(&self, name: &str) -> String {
-        let index = fs::read(self.folder.path().join(format!("image-{name}/index.json"))).unwrap();
-        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
-        index["manifests"][0]["digest"].as_str().unwrap().to_owned()
-    }
-
-    /// A node that pulls from this registry, and has no Python of its own.
-    fn platform(&self, more: &[&str]) -> PlatformProcess {
-        let bare = self.folder.path().join("bare");
-        fs::create_dir_all(&bare).unwrap();
-        PlatformProcess::start_with(|up| {
-            up.env_remove("SUBLET_PYTHON").env("PATH", format!("{}:/usr/sbin", bare.display()));
-            up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
-        })
     }
 
     /// The folder of a package of [`MODULE`] in an image.

@@ -78,7 +78,7 @@ pub(crate) struct Runnable {
     pub(crate) index: u32,
     /// Folder of the environment in which it runs, if it has one.
     pub(crate) environment: Option<PathBuf>,
-    /// The Python of its image, if that executes it: [`ImagePythons`](crate::execution::image_pythons::ImagePythons) adds it.
+    /// The interpreter of its image, if that executes it: [`ImagePythons`](crate::execution::image_pythons::ImagePythons) adds it.
     pub(crate) image_python: Option<ImagePython>,
     /// Tokens that keep the package and its image from being evicted.
     uses: Vec<EntryUse>,

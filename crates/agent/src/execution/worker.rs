@@ -15,7 +15,7 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{is_image_python, is_interpreter, is_nodejs, is_processor, is_python};
+use sublet_proto::package::{is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
@@ -25,7 +25,7 @@ use sublet_sandbox::{
 };
 use tracing::warn;
 
-use crate::execution::image_pythons;
+use crate::execution::image_pythons::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
 use crate::execution::logs::Log;
@@ -392,7 +392,7 @@ fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
-    if is_image_python(&build.architecture) {
+    if is_image_interpreter(&build.architecture) {
         let (program, args) = node.execution.image_pythons.worker(runnable)?;
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
@@ -416,12 +416,12 @@ fn runtime_bytes(build: &PackageBuild) -> u64 {
 /// Has it run in an image.
 fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image, build: &PackageBuild) {
     spec.kind = image_pythons::container(image, runtime);
-    if !is_image_python(&build.architecture) {
+    let Some(language) = ImageLanguage::of(build) else {
         spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
         return;
-    }
-    spec.env = image_pythons::environment(image);
-    if spec.devices == Devices::Faults {
+    };
+    spec.env = image_pythons::environment(image, language);
+    if spec.devices == Devices::Faults && language == ImageLanguage::Python {
         // Only memory that the worker's own functions allocate can be swapped.
         spec.env.retain(|(name, _)| name != "LD_PRELOAD");
         spec.env.push(("LD_PRELOAD".into(), LOADED.into()));
@@ -433,7 +433,7 @@ fn explain(error: Error, build: &PackageBuild) -> Error {
     if build.image.is_empty() {
         return error;
     }
-    if is_image_python(&build.architecture) {
+    if is_image_interpreter(&build.architecture) {
         return Error::new(error.code, format!("{} (in the image {})", error.message, build.image));
     }
     let message = format!(

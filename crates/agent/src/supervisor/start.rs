@@ -70,7 +70,7 @@ impl Supervisor<'_> {
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
     }
 
-    /// A runnable with its image's Python, if nothing has to be built or asked before its workers can start.
+    /// A runnable with its image's interpreter, if nothing has to be built or asked before its workers can start.
     fn executable(&self, runnable: Runnable) -> Option<Runnable> {
         let execution = &self.node.execution;
         if !execution.kernels.are_at_hand(&runnable, &self.held.lease.tenant) {

@@ -1,4 +1,4 @@
-//! The report of an image's interpreter on what it is, and the reasons for which it cannot execute functions. The image
+//! The report of an image's Python on what it is, and the reasons for which it cannot execute functions. The image
 //! has written all of it: nothing here is trusted, and each part is bounded and escaped before it is shown.
 
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use sublet_proto::text::printable_line;
 use sublet_sandbox::ProgramEnd;
 
-use super::answer::{ImagePython, PROGRAM};
+use super::answer::ImagePython;
+use super::language::ImageLanguage;
 
 /// First word of a report.
 const REPORT: &str = "sublet-python";
@@ -19,7 +20,7 @@ const LAST_LINES: usize = 4;
 /// Begin of the line with which an interpreter reports that it cannot start.
 const FATAL: &str = "Fatal Python error";
 
-/// A report of [`ASK`](super::asking::ASK).
+/// A report of the code in `ask.py`.
 pub(super) struct PythonReport<'output> {
     version: &'output str,
     implementation: &'output str,
@@ -72,7 +73,8 @@ impl PythonReport<'_> {
             }
             Some(_) => {
                 let program = Path::new(self.program);
-                let program = if program.is_absolute() { program } else { Path::new(PROGRAM) };
+                let named = Path::new(ImageLanguage::Python.program());
+                let program = if program.is_absolute() { program } else { named };
                 Ok(ImagePython { program: program.to_owned(), version })
             }
         }
@@ -80,9 +82,9 @@ impl PythonReport<'_> {
 }
 
 /// Why an interpreter has not reported what it is.
-pub(super) fn no_report(end: ProgramEnd, output: &str) -> String {
+pub(super) fn no_report(program: &str, end: ProgramEnd, output: &str) -> String {
     let why = last_words(output).unwrap_or_else(|| "it printed nothing".to_owned());
-    format!("its {PROGRAM} does not work: it {end}, {why}")
+    format!("its {program} does not work: it {end}, {why}")
 }
 
 /// The end of an output that says why a program ended, as a part of a message.
@@ -112,7 +114,7 @@ mod tests {
     fn accepts_only_a_python_that_can_be_a_worker() {
         let python = checked("3.12 cpython lock glibc_2.36 /opt/venv/bin/python3 ").unwrap();
         assert_eq!((python.program.to_str(), &*python.version), (Some("/opt/venv/bin/python3"), "3.12"));
-        assert_eq!(checked("3.14 cpython lock glibc_2.41  ").unwrap().program, Path::new(PROGRAM));
+        assert_eq!(checked("3.14 cpython lock glibc_2.41  ").unwrap().program, Path::new("python3"));
         for (fields, named) in [
             ("3.10 cpython lock glibc_2.36 /p ", "3.10, and 3.11 or later"),
             ("2.7 cpython lock glibc_2.36 /p ", "2.7, and 3.11 or later"),
@@ -130,17 +132,22 @@ mod tests {
 
     #[test]
     fn describes_an_interpreter_that_ends_without_a_report() {
-        let fault = no_report(ProgramEnd::Status(1), "\nFatal Python error\n\n  \x1b[1mno encodings\n");
+        let fault =
+            no_report("python3", ProgramEnd::Status(1), "\nFatal Python error\n\n  \x1b[1mno encodings\n");
         assert_eq!(
             fault,
             "its python3 does not work: it exited with status 1, Fatal Python error / \\x1b[1mno encodings"
         );
         let numbered: Vec<_> = (0..9).map(|number| number.to_string()).collect();
-        let fault = no_report(ProgramEnd::Status(1), &numbered.join("\n"));
+        let fault = no_report("python3", ProgramEnd::Status(1), &numbered.join("\n"));
         assert!(fault.ends_with("status 1, 5 / 6 / 7 / 8"), "{fault}");
-        let fault = no_report(ProgramEnd::Status(1), "prefix\nFatal Python error: x\n1\n2\n3\n4\n5\n");
+        let fault =
+            no_report("python3", ProgramEnd::Status(1), "prefix\nFatal Python error: x\n1\n2\n3\n4\n5\n");
         assert!(fault.ends_with("status 1, Fatal Python error: x / 1 / 2 / 3 / 4 / 5"), "{fault}");
-        assert!(no_report(ProgramEnd::Signal(11), "").ends_with("killed by SIGSEGV, it printed nothing"));
-        assert!(no_report(ProgramEnd::Status(1), &"x".repeat(5000)).len() < 600);
+        assert!(
+            no_report("python3", ProgramEnd::Signal(11), "")
+                .ends_with("killed by SIGSEGV, it printed nothing")
+        );
+        assert!(no_report("python3", ProgramEnd::Status(1), &"x".repeat(5000)).len() < 600);
     }
 }
