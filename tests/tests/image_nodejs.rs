@@ -201,7 +201,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
 
 /// A layer with a script in place of a Node.js that prints this report.
 fn reporting(fields: &[&str]) -> Layer {
-    let report = [&["sublet-node"], fields].concat().join("\\t");
+    let report = [&["sublet-node"][..], fields].concat().join("\\t");
     with_script(&["/bin/sh"], "bin/node", &format!("#!/bin/sh\nprintf '{report}\\n'\n"))
 }
 
