@@ -9,19 +9,17 @@ mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
 mod serving;
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::OnceLock;
 
-use image_scene::{Scene, add, libraries, with_script};
-use making::Layer;
-use making::tar::{FILE, Tar};
+use image_scene::{PackedInterpreter, Scene, with_script};
+use making::tar::FILE;
+use making::{Layer, Tar};
 use sublet::{Allocation, Code, Error, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::platform::{PlatformProcess, programs};
+use sublet_tests::platform::PlatformProcess;
 
 const MIB: u64 = 1 << 20;
 /// Working folder of the image, which has its modules.
@@ -58,40 +56,18 @@ const FUNCTIONS: [&str; 12] = [
     "leave",
 ];
 
-/// The Node.js of this machine that images get.
-struct PackedNode {
-    /// Path of the program, here and in images.
-    program: PathBuf,
-    version: String,
-    /// The program with its libraries.
-    layer: Layer,
-    /// Modules of the image.
-    modules: Layer,
+/// Packs the Node.js, once for all tests.
+fn packed() -> &'static PackedInterpreter {
+    static PACKED: OnceLock<PackedInterpreter> = OnceLock::new();
+    PACKED.get_or_init(PackedInterpreter::node)
 }
 
-/// Packs the Node.js, once for all tests.
-fn packed() -> &'static PackedNode {
-    static PACKED: OnceLock<PackedNode> = OnceLock::new();
-    PACKED.get_or_init(|| {
-        let told =
-            Command::new("node").args(["-p", "process.execPath + '\\n' + process.versions.node"]).output();
-        let told = String::from_utf8(told.unwrap().stdout).unwrap();
-        let [program, version] = told.lines().collect::<Vec<_>>().try_into().unwrap();
-        let program = PathBuf::from(program);
-        let mut files = BTreeSet::from([program.clone()]);
-        files.extend(libraries(&program));
-        files.extend(libraries(&programs().join("libsublet_template_node.so")));
-        let tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
-        let tar = match program.to_str().unwrap() {
-            "/bin/node" => tar,
-            program => tar.symbolic_link("bin/node", program),
-        };
-        let modules = ["only-here", "shared"].into_iter().fold(Tar::new(), |tar, name| {
-            tar.file(&format!("app/node_modules/{name}/index.js"), b"exports.value = 'of the image';\n")
-        });
-        let [layer, modules] = [tar, modules].map(|tar| Layer::gzip(&tar.finish()));
-        PackedNode { program, version: version.to_owned(), layer, modules }
-    })
+/// A layer with modules of the image.
+fn modules() -> Layer {
+    let tar = ["only-here", "shared"].into_iter().fold(Tar::new(), |tar, name| {
+        tar.file(&format!("app/node_modules/{name}/index.js"), b"exports.value = 'of the image';\n")
+    });
+    Layer::gzip(&tar.finish())
 }
 
 /// The major version of the packed Node.js.
@@ -101,9 +77,8 @@ fn major() -> &'static str {
 
 impl Scene {
     fn node(&self) -> String {
-        let PackedNode { layer, modules, .. } = packed();
         let folder = ("\"WorkingDir\": \"/\"", "\"WorkingDir\": \"/app\"");
-        self.push_with("node", &[layer.clone(), modules.clone()], folder)
+        self.push_with("node", &[packed().layer.clone(), modules()], folder)
     }
 
     /// The folder of a package of [`MODULE`] in an image.
@@ -143,7 +118,7 @@ fn assert_answers(client: &Invoker, function: &str, input: &str, expected: &str)
 
 /// Checks that functions are executed by the image's Node.js, in the image's files, of which each lease has its own.
 fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
-    let PackedNode { program, version, .. } = packed();
+    let PackedInterpreter { program, version, .. } = packed();
     for _ in 0..2 {
         let mut client = platform.client_with(&allocation(package));
         assert_answers(&client, "only_here", "", "of the image");
@@ -274,7 +249,7 @@ fn images_without_a_usable_nodejs_are_refused_with_the_reason() {
 fn nodejs_of_another_version_or_machine_than_required_is_refused() {
     let scene = Scene::new();
     let platform = scene.platform(&[]);
-    let PackedNode { version, layer, .. } = packed();
+    let PackedInterpreter { version, layer, .. } = packed();
     let image = scene.node();
     platform.json(&["deploy", &scene.package("later", &image, "[nodejs]\nversion = \"999\"\n")]);
     let refused = platform.invoker().allocate(&allocation("later"));

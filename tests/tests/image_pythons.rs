@@ -10,29 +10,24 @@ mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
 mod serving;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use image_scene::{Scene, add, libraries, with_script};
-use making::Layer;
-use making::tar::{SYMBOLIC_LINK, Tar};
+use image_scene::{PackedInterpreter, Scene, with_script};
+use making::{Layer, Tar};
 use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
-use sublet_tests::platform::{PlatformProcess, programs, sublet};
+use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{children, spawner, wait_until};
 
-/// Modules of the standard library that need no place in an image.
-const LEFT_OUT: [&str; 7] =
-    ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
 /// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, and one
 /// whose templates have no working copies, since these begin in its working folder.
 const ONLY_HERE: [(&str, &str); 3] = [
@@ -85,58 +80,10 @@ def leave(data):
 const FUNCTIONS: [&str; 8] =
     ["only_here", "interpreter", "variable", "write", "exists", "copied", "fork", "leave"];
 
-/// The interpreter of this machine that images get: not a virtual environment's, and not a link.
-struct PackedPython {
-    version: String,
-    layer: Layer,
-}
-
 /// Packs the interpreter, once for all tests.
-fn packed() -> &'static PackedPython {
-    static PACKED: OnceLock<PackedPython> = OnceLock::new();
-    PACKED.get_or_init(|| {
-        let ask = "import os, sys, sysconfig; print(os.path.realpath(sys.executable), sysconfig.get_path('stdlib'), '%d.%d' % sys.version_info[:2], sep='\\n')";
-        let python = sublet_tests::root().join("target/tools/python/bin/python3");
-        let told = Command::new(python).args(["-I", "-c", ask]).output().unwrap();
-        let told = String::from_utf8(told.stdout).unwrap();
-        let [program, library, version] = told.lines().collect::<Vec<_>>().try_into().unwrap();
-        let (program, library) = (PathBuf::from(program), PathBuf::from(library));
-        let mut files = BTreeSet::from([program.clone()]);
-        collect(&library, &mut files);
-        let loaded: Vec<_> = files.iter().filter(|path| is_code(path)).cloned().collect();
-        files.extend(loaded.iter().flat_map(|path| libraries(path)));
-        files.extend(libraries(&adapter()));
-        let mut tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
-        let bin = program.to_str().unwrap().as_bytes();
-        tar = tar.entry(SYMBOLIC_LINK, b"bin/python3", bin, 0o777, b"");
-        for (name, text) in ONLY_HERE {
-            let installed = library.join(format!("site-packages/{name}.py"));
-            tar = tar.file(installed.to_str().unwrap().trim_start_matches('/'), text.as_bytes());
-        }
-        PackedPython { version: version.to_owned(), layer: Layer::gzip(&tar.finish()) }
-    })
-}
-
-fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if LEFT_OUT.contains(&name) || name.starts_with("config-") {
-            continue;
-        }
-        match path.is_dir() {
-            true => collect(&path, files),
-            false => drop(files.insert(path)),
-        }
-    }
-}
-
-fn is_code(path: &Path) -> bool {
-    fs::read(path).unwrap().starts_with(b"\x7fELF")
-}
-
-fn adapter() -> PathBuf {
-    programs().join("libsublet_template_python.so")
+fn packed() -> &'static PackedInterpreter {
+    static PACKED: OnceLock<PackedInterpreter> = OnceLock::new();
+    PACKED.get_or_init(|| PackedInterpreter::python(&[], &ONLY_HERE))
 }
 
 /// A layer whose Python sleeps for a number of seconds, by which its process is found, and reports nothing.
