@@ -7,6 +7,9 @@
 //! sandbox with all walls, unless the operator trusts the image: see [`templates`]. The sandbox has the isolation that the
 //! lease demands, and the lease's cores, which it leaves when the lease ends. Images that do not answer delay only leases of
 //! the tenants that name them: see [`shared_work`](crate::execution::shared_work).
+//!
+//! The library that makes an interpreter a worker exists for each C library. An image reports its own first, and is asked
+//! again with the library for musl if it has musl.
 
 pub(crate) mod answer;
 mod asking;
@@ -24,6 +27,7 @@ use sublet_proto::v1::{Lease, PackageBuild};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{IsolationKind, Language, RootImage, SCRATCH, SandboxProgram, Spec, Template};
 
+use crate::execution::c_library::CLibrary;
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
 use crate::execution::packages::{Runnable, StartStep};
@@ -36,18 +40,25 @@ use templates::TrustedImages;
 
 /// Code with which an interpreter becomes a worker.
 const START: &str = include_str!("image_pythons/start.py");
+/// Name of the library of workers for musl.
+const MUSL_LIBRARY: &str = "libsublet_template_python_musl.so";
 /// Folders of programs in an image that does not say where they are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// See the [module](self).
 pub(crate) struct ImagePythons {
-    /// The library of workers; none if this node cannot start any.
-    library: Option<PathBuf>,
+    libraries: WorkerLibraries,
     sandboxes: Arc<SandboxMaker>,
     images: Arc<Images>,
     isolations: Isolations,
     trusted: TrustedImages,
     queries: Queries,
+}
+
+/// The libraries of workers that this node has, for each C library.
+struct WorkerLibraries {
+    glibc: Option<PathBuf>,
+    musl: Option<PathBuf>,
 }
 
 /// A need for the Python of a build's image, on behalf of a lease.
@@ -59,21 +70,20 @@ struct PythonRequest<'lease> {
 }
 
 impl ImagePythons {
-    /// Finds the library of workers beside the program that makes sandboxes. Images of these digests may have templates.
+    /// Finds the libraries of workers beside the program that makes sandboxes. Images of these digests may have templates.
     pub(crate) fn new(
         spawner: &Path,
         sandboxes: Arc<SandboxMaker>,
         images: Arc<Images>,
         (isolations, trusted): (Isolations, &[Digest]),
     ) -> ImagePythons {
-        let library = find_program("template", &spawner.with_file_name(Language::Python.adapter())).ok();
-        let trusted = TrustedImages::new(trusted);
-        ImagePythons { library, sandboxes, images, isolations, trusted, queries: Queries::new() }
+        let (libraries, trusted) = (WorkerLibraries::beside(spawner), TrustedImages::new(trusted));
+        ImagePythons { libraries, sandboxes, images, isolations, trusted, queries: Queries::new() }
     }
 
     /// Architectures of the packages that this node executes by the Python of an image.
     pub(crate) fn offered(&self) -> Vec<String> {
-        let library = self.library.iter().filter(|_| self.isolations.takes_images());
+        let library = self.libraries.glibc.iter().filter(|_| self.isolations.takes_images());
         library.map(|_| IMAGE_PYTHON.to_owned()).collect()
     }
 
@@ -118,7 +128,7 @@ impl ImagePythons {
         let unknown = || Error::new(Code::Internal, "the Python of an image is not known");
         let python = runnable.image_python.as_ref().ok_or_else(unknown)?;
         python.check_version(runnable.build())?;
-        let (program, library) = (python.program.clone(), self.library()?.to_owned());
+        let (program, library) = (python.program.clone(), self.libraries.of(python.libc)?.to_owned());
         let program = SandboxProgram::Loading { program, library };
         // Without files of compiled modules, which would be written to memory.
         Ok((program, ["-B", "-c", START].map(OsString::from).into()))
@@ -130,17 +140,6 @@ impl ImagePythons {
         self.trusted.template((digest(build).ok()?, python), build, spec)
     }
 
-    fn library(&self) -> Result<&Path, Error> {
-        let missing = || {
-            let message = format!(
-                "this node lacks {}, by which images' Pythons are workers",
-                Language::Python.adapter()
-            );
-            Error::new(Code::System, message)
-        };
-        self.library.as_deref().ok_or_else(missing)
-    }
-
     fn request<'lease>(
         &self,
         build: &'lease PackageBuild,
@@ -150,6 +149,32 @@ impl ImagePythons {
         let key =
             QueryKey { digest: digest(build)?.to_owned(), isolation, runtime: runtime.map(Path::to_owned) };
         Ok(PythonRequest { build, key, tenant: &lease.tenant })
+    }
+}
+
+impl WorkerLibraries {
+    fn beside(spawner: &Path) -> WorkerLibraries {
+        let find = |name: &str| find_program("template", &spawner.with_file_name(name)).ok();
+        WorkerLibraries { glibc: find(Language::Python.adapter()), musl: find(MUSL_LIBRARY) }
+    }
+
+    /// The library for a C library.
+    ///
+    /// # Errors
+    /// If this node lacks it: `system` for glibc, `invalid_package` for musl, so that the image is not asked again at once.
+    fn of(&self, libc: CLibrary) -> Result<&Path, Error> {
+        let (library, missing) = match libc {
+            CLibrary::Glibc => {
+                let name = Language::Python.adapter();
+                let message = format!("this node lacks {name}, by which images' Pythons are workers");
+                (&self.glibc, Error::new(Code::System, message))
+            }
+            CLibrary::Musl => {
+                let message = format!("its Python is linked with musl, and this node lacks {MUSL_LIBRARY}");
+                (&self.musl, Error::new(Code::InvalidPackage, message))
+            }
+        };
+        library.as_deref().ok_or(missing)
     }
 }
 
@@ -189,4 +214,33 @@ pub(crate) fn environment(image: &sublet_image::Image) -> Vec<(OsString, OsStrin
     let lacking = common.into_iter().filter(|(name, _)| !own.iter().any(|(own, _)| own == name));
     let own = own.iter().map(|(name, value)| (name.into(), value.into()));
     lacking.map(|(name, value)| (name.into(), value.into())).chain(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_library_is_named_with_its_c_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let spawner = folder.path().join("sublet-spawner");
+        let none = WorkerLibraries::beside(&spawner);
+        for (libc, code, name) in [
+            (CLibrary::Glibc, Code::System, "libsublet_template_python.so"),
+            (
+                CLibrary::Musl,
+                Code::InvalidPackage,
+                "musl, and this node lacks libsublet_template_python_musl.so",
+            ),
+        ] {
+            let error = none.of(libc).unwrap_err();
+            assert!(error.code == code && error.message.contains(name), "{error}");
+        }
+        for name in [Language::Python.adapter(), MUSL_LIBRARY] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let both = WorkerLibraries::beside(&spawner);
+        assert!(both.of(CLibrary::Glibc).unwrap().ends_with(Language::Python.adapter()));
+        assert!(both.of(CLibrary::Musl).unwrap().ends_with(MUSL_LIBRARY));
+    }
 }

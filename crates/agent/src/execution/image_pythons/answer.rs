@@ -8,6 +8,8 @@ use sublet_proto::package::python_architecture;
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 
+use crate::execution::c_library::CLibrary;
+
 /// Name of the interpreter, which is looked up in the image.
 pub(super) const PROGRAM: &str = "python3";
 
@@ -18,6 +20,8 @@ pub(crate) struct ImagePython {
     pub(super) program: PathBuf,
     /// Version without its last number.
     pub(super) version: String,
+    /// The C library with which it is linked.
+    pub(crate) libc: CLibrary,
 }
 
 impl ImagePython {
@@ -61,6 +65,7 @@ pub(super) mod tests {
     }
 
     pub(crate) fn python(version: &str) -> Answer {
-        Ok(ImagePython { program: "/bin/python3".into(), version: version.to_owned() })
+        let (program, version) = ("/bin/python3".into(), version.to_owned());
+        Ok(ImagePython { program, version, libc: CLibrary::Glibc })
     }
 }

@@ -19,9 +19,10 @@ use sublet_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::answer::{Answer, PROGRAM};
+use super::answer::{Answer, ImagePython, PROGRAM};
 use super::report::{PythonReport, last_words, no_report, shown};
 use super::{ImagePythons, PythonRequest, container, environment};
+use crate::execution::c_library::CLibrary;
 use crate::execution::images::HeldImage;
 use crate::execution::start_cores::{CoreLoan, StartCores, lease_ended};
 use crate::signal::wait_readable;
@@ -51,25 +52,40 @@ impl ImagePythons {
         };
         let gone = || Error::new(Code::System, "a Python in an image is asked without an image");
         let held = self.images.hold(request.build).map_err(lost)?.ok_or_else(gone)?;
-        let (output, end) = self.run(&held, request, cores.lend()?)?;
-        let found = match end {
-            Ok(end) => PythonReport::find(&output).ok_or_else(|| no_report(end, &output)),
-            Err(fault) => Err(fault),
+        let found = match self.reported(&held, request, CLibrary::Glibc, cores.lend()?)? {
+            // It did not load the library for glibc.
+            Ok(ImagePython { libc: CLibrary::Musl, .. }) => {
+                self.reported(&held, request, CLibrary::Musl, cores.lend()?)?
+            }
+            found => found,
         };
-        let python =
-            found.and_then(PythonReport::checked).map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
+        let python = found.map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
         let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let version = &python.version;
-        info!(image, version, took_ms, "the Python of an image is known");
+        let (version, libc) = (&python.version, python.libc.name());
+        info!(image, version, libc, took_ms, "the Python of an image is known");
         Ok(python)
     }
 
-    /// Runs the interpreter of an image with [`ASK`] on these cores. Returns its output and its end, or why it cannot be
-    /// executed.
+    /// Returns the Python that an image reports on these cores, or why it cannot execute functions. The Python has loaded the
+    /// library of workers for this C library, if it is linked with that C library.
+    fn reported(
+        &self,
+        held: &HeldImage,
+        request: &PythonRequest<'_>,
+        libc: CLibrary,
+        loan: CoreLoan,
+    ) -> Result<Result<ImagePython, String>, Error> {
+        let (output, end) = self.run(held, request, libc, loan)?;
+        Ok(end.and_then(|end| PythonReport::find(&output).ok_or_else(|| no_report(end, &output))?.checked()))
+    }
+
+    /// Runs the interpreter of an image with [`ASK`] on these cores, with the library of workers for this C library. Returns
+    /// its output and its end, or why it cannot be executed.
     fn run(
         &self,
         held: &HeldImage,
         request: &PythonRequest<'_>,
+        libc: CLibrary,
         loan: CoreLoan,
     ) -> Result<(String, Result<ProgramEnd, String>), Error> {
         let log = output_file()?;
@@ -80,8 +96,11 @@ impl ImagePythons {
             env.iter().find(|(name, _)| name == "PATH").map(|(_, path)| path.to_string_lossy().into_owned());
         let spec = Spec {
             kind: container(&held.image, request.key.runtime.as_deref()),
-            program: SandboxProgram::Loading { program: PROGRAM.into(), library: self.library()?.to_owned() },
-            args: ["-B", "-c", ASK].map(OsString::from).into(),
+            program: SandboxProgram::Loading {
+                program: PROGRAM.into(),
+                library: self.libraries.of(libc)?.to_owned(),
+            },
+            args: ["-B", "-c", ASK, libc.name()].map(OsString::from).into(),
             env,
             has_own_variables: false,
             folder: None,
