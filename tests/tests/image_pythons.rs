@@ -325,7 +325,7 @@ fn functions_are_executed_by_a_python_with_musl() {
 
 #[test]
 #[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
-fn python_with_musl_is_started_anew_even_in_a_trusted_image() {
+fn python_with_musl_is_started_anew_in_trusted_images() {
     let scene = Scene::new();
     let python = scene.python_with_musl();
     let image = format!("localhost:{}/musl:1", scene.registry.port);

@@ -143,7 +143,7 @@ fn calls_over_tls_reach_a_worker_with_musl() {
 }
 
 #[test]
-fn functions_get_the_c_library_of_their_object_in_an_image_with_both() {
+fn object_decides_in_an_image_with_both_c_libraries() {
     let scene = Scene::new();
     let image = scene.push("both", &[musl(), glibc()]);
     let platform = scene.platform(&[]);

@@ -22,14 +22,14 @@ const GLIBC: &str = "libc.so.6";
 /// A C library for Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CLibrary {
-    /// Of most distributions, and of this node.
+    /// C library of most distributions, and of this node.
     Glibc,
-    /// Of Alpine's images.
+    /// C library of Alpine's images.
     Musl,
 }
 
 impl CLibrary {
-    /// Its name.
+    /// Returns the name of the C library.
     pub(crate) fn name(self) -> &'static str {
         match self {
             CLibrary::Glibc => "glibc",
