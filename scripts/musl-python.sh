@@ -19,16 +19,16 @@ stop() {
     exit 1
 }
 
-# The source package of Debian's Python, from the mirrors of this machine, with lists of packages of its own.
+# The upstream source of Debian's Python, from the mirror of this machine, with lists of packages of its own.
 fetch() {
     local work=$1 package=$2
     mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
     apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' |
-        sort -u >"$work/sources.list"
+        grep -v -- '-\(security\|updates\) ' | sort -u >"$work/sources.list"
     local options=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
     apt-get "${options[@]}" --quiet update >/dev/null
-    (cd "$work" && apt-get "${options[@]}" --quiet source --download-only "$package" >/dev/null)
+    (cd "$work" && apt-get "${options[@]}" --quiet source --download-only --tar-only "$package" >/dev/null)
 }
 
 build() {
