@@ -40,8 +40,8 @@ build() {
             sed -n "s/^#*\($module [^#]*\).*/\1/p" Modules/Setup >>Modules/Setup.local
         done
         # Quick to compile: nothing here measures the interpreter.
-        CC=musl-gcc CFLAGS='-O1 -g0' ./configure --prefix=/usr --without-ensurepip --disable-test-modules --without-static-libpython
-        make --silent -j"$(nproc)" python
+        CC=musl-gcc CFLAGS='-O1 -g0' ./configure --prefix=/usr --without-ensurepip --disable-test-modules --without-static-libpython &&
+            make --silent -j"$(nproc)" python
     ) >"$work/build.log" 2>&1 || { tail -n 30 "$work/build.log" >&2; stop "CPython was not compiled: see $work/build.log"; }
 }
 
