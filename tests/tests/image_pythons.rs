@@ -1,6 +1,6 @@
 //! Functions in Python in OCI images: executed by the image's own interpreter, which is this machine's, packed with its
-//! libraries and pulled by the node from a real registry. Images whose Python cannot execute functions are tested in
-//! python/tests/test_images.py.
+//! libraries and pulled by the node from a real registry. `make test-all` has the same done by an interpreter with musl. Images
+//! whose Python cannot execute functions are tested in python/tests/test_images.py.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,6 +10,7 @@ mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
 mod serving;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -18,7 +19,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use image_scene::{PackedInterpreter, Scene, with_script};
+use image_scene::{PackedInterpreter, Scene, collect, with_script};
+use making::tar::FILE;
 use making::{Layer, Tar};
 use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Allocation, Code, Invoker};
@@ -86,6 +88,31 @@ fn packed() -> &'static PackedInterpreter {
     PACKED.get_or_init(|| PackedInterpreter::python(&[], &ONLY_HERE))
 }
 
+/// Packs the interpreter that scripts/musl-python.sh has compiled, with the loader of Debian's musl.
+fn packed_with_musl() -> PackedInterpreter {
+    let made = sublet_tests::root().join("target/tools/musl-python");
+    let loader = format!("lib/ld-musl-{}.so.1", std::env::consts::ARCH);
+    let libraries = fs::read_dir(made.join("lib")).expect("scripts/musl-python.sh has compiled a Python");
+    let mut files = BTreeSet::new();
+    collect(&made, &mut files);
+    let library = libraries.flatten().next().unwrap().file_name().into_string().unwrap();
+    let version = library.trim_start_matches("python").to_owned();
+    let file = |tar: Tar, inside: &str, path: &Path| {
+        tar.entry(FILE, inside.as_bytes(), b"", 0o755, &fs::read(path).unwrap())
+    };
+    let mut tar = file(Tar::new(), &loader, &Path::new("/").join(&loader));
+    for path in &files {
+        tar = file(tar, &format!("usr/{}", path.strip_prefix(&made).unwrap().display()), path);
+    }
+    tar = tar.folder(&format!("usr/lib/{library}/lib-dynload"));
+    tar = tar.symbolic_link("bin/python3", "/usr/bin/python3");
+    for (name, text) in ONLY_HERE {
+        tar = tar.file(&format!("usr/lib/{library}/site-packages/{name}.py"), text.as_bytes());
+    }
+    let program = Path::new("/usr/bin/python3").to_owned();
+    PackedInterpreter { program, version, layer: Layer::gzip(&tar.finish()) }
+}
+
 /// A layer whose Python sleeps for a number of seconds, by which its process is found, and reports nothing.
 fn sleeping_python(seconds: u32) -> Layer {
     let script = format!("#!/bin/sh\nexec /bin/sleep {seconds}\n");
@@ -105,6 +132,12 @@ fn sleeper(seconds: u32) -> Option<Pid> {
 impl Scene {
     fn python(&self) -> String {
         self.push("python", &[packed().layer.clone()])
+    }
+
+    fn python_with_musl(&self) -> PackedInterpreter {
+        let python = packed_with_musl();
+        self.push("musl", std::slice::from_ref(&python.layer));
+        python
     }
 
     /// The folder of a package of [`MODULE`] in an image.
@@ -130,11 +163,11 @@ fn call(client: &Invoker, function: &str, input: &str) -> String {
 }
 
 /// Checks that functions are executed by the image's Python, in the image's files, of which each lease has its own.
-fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
+fn assert_runs_in_image(platform: &PlatformProcess, package: &str, version: &str) {
     for _ in 0..2 {
         let mut client = platform.client_with(&Allocation::new(package).memory_bytes(64 << 20));
         assert_eq!(call(&client, "only_here", ""), "of the image");
-        assert_eq!(call(&client, "interpreter", ""), format!("{} /bin/python3", packed().version));
+        assert_eq!(call(&client, "interpreter", ""), format!("{version} /bin/python3"));
         // `PATH` is the one of the image, which has no `HOME`.
         assert_eq!(call(&client, "variable", "PATH"), "/bin");
         assert_eq!(call(&client, "variable", "HOME"), "/tmp");
@@ -160,7 +193,7 @@ fn functions_are_executed_by_the_python_of_their_image() {
     assert_eq!(deployed["builds"][0]["architecture"], format!("python{version}-image"), "{deployed}");
     let pinned = deployed["builds"][0]["image"].as_str().unwrap();
     assert!(pinned.starts_with(&format!("{image}@sha256:")), "{pinned}");
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", version);
     let client = platform.client_with(&Allocation::new("app"));
     assert_eq!(call(&client, "variable", "HUE"), "blue");
     let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
@@ -168,6 +201,43 @@ fn functions_are_executed_by_the_python_of_their_image() {
     // The next worker starts without the registry.
     drop(scene);
     assert_eq!(call(&client, "variable", "HUE"), "blue");
+}
+
+#[test]
+#[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
+fn functions_are_executed_by_a_python_with_musl() {
+    let scene = Scene::new();
+    let python = scene.python_with_musl();
+    let image = format!("localhost:{}/musl:1", scene.registry.port);
+    let platform = scene.platform(&[]);
+    let imports = format!("[python]\nversion = \"{}\"\nimports = [\"json\"]\n", python.version);
+    platform.json(&["deploy", &scene.package("app", &image, &imports)]);
+    assert_runs_in_image(&platform, "app", &python.version);
+    let client = platform.client_with(&Allocation::new("app"));
+    let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
+    assert_fails(died, Code::WorkerDied, &["exited with status 3"]);
+    assert_eq!(call(&client, "only_here", ""), "of the image");
+}
+
+#[test]
+#[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
+fn python_with_musl_is_started_anew_in_trusted_images() {
+    let scene = Scene::new();
+    let python = scene.python_with_musl();
+    let image = format!("localhost:{}/musl:1", scene.registry.port);
+    let glibc = scene.python();
+    let digests = [scene.digest("musl"), scene.digest("python")].join(",");
+    let platform = scene.platform(&["--image-templates", &digests]);
+    let imports = format!("[python]\nversion = \"{}\"\nimports = [\"only_here\"]\n", python.version);
+    platform.json(&["deploy", &scene.package("musl", &image, &imports)]);
+    platform.json(&["deploy", &scene.package("glibc", &glibc, &importing("\"only_here\""))]);
+    let with_musl = || assert_eq!(lease(&platform, "musl"), (false, None));
+    wait_until("a worker in the other image is a copy", || {
+        with_musl();
+        lease(&platform, "glibc").0
+    });
+    with_musl();
+    assert_eq!(templates(&platform).len(), 1);
 }
 
 #[test]
@@ -181,7 +251,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
     let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
     let image = scene.python();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", &packed().version);
 }
 
 #[test]
@@ -324,7 +394,7 @@ fn workers_are_copies_of_a_trusted_images_python() {
     platform.json(&["deploy", &scene.package("app", &image, &importing("\"only_here\""))]);
     assert_eq!(lease(&platform, "app"), (false, None), "no lease waits for a template");
     wait_until("a worker is a copy", || lease(&platform, "app").0);
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", &packed().version);
     let client = platform.client_with(&Allocation::new("app"));
     let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
     assert_fails(died, Code::WorkerDied, &["exited with status 3"]);

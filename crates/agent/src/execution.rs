@@ -1,6 +1,7 @@
 //! Prepares and runs workers: packages, images, interpreters and kernels, their cache on disk, sandboxes and processes.
 
 pub(crate) mod background_task;
+pub(crate) mod c_library;
 pub(crate) mod cache;
 pub(crate) mod folders;
 pub(crate) mod image_pythons;

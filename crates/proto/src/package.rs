@@ -59,6 +59,7 @@ pub use build::{
     PythonNeeds, WasmLimits,
 };
 pub use digest::{digest, is_digest};
+pub use elf::needed_libraries;
 pub use environment::{
     EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, environment_digest, is_pinned_environment,
     parse_layers, platform_of,

@@ -85,7 +85,8 @@ fn adapter(language: &str) -> PathBuf {
     programs().join(format!("libsublet_template_{language}.so"))
 }
 
-fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
+/// Finds the files of a folder that an image needs.
+pub fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -7,6 +7,9 @@
 //! sandbox with all walls, unless the operator trusts the image: see [`templates`]. The sandbox has the isolation that the
 //! lease demands, and the lease's cores, which it leaves when the lease ends. Images that do not answer delay only leases of
 //! the tenants that name them: see [`shared_work`](crate::execution::shared_work).
+//!
+//! The library that makes an interpreter a worker exists for each C library. An image reports its own first, and is asked
+//! again with the library for musl if it has musl.
 
 pub(crate) mod answer;
 mod asking;
@@ -26,6 +29,7 @@ use sublet_proto::v1::{Lease, PackageBuild};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{IsolationKind, RootImage, SCRATCH, SandboxProgram, Spec, Template};
 
+use crate::execution::c_library::CLibrary;
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
 use crate::execution::packages::{Runnable, StartStep};
@@ -42,14 +46,16 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// See the [module](self).
 pub(crate) struct ImagePythons {
-    /// The library of workers of each language in which this node can start any.
-    libraries: BTreeMap<ImageLanguage, PathBuf>,
+    libraries: WorkerLibraries,
     sandboxes: Arc<SandboxMaker>,
     images: Arc<Images>,
     isolations: Isolations,
     trusted: TrustedImages,
     queries: Queries,
 }
+
+/// The libraries of workers that this node has, for each language and C library.
+struct WorkerLibraries(BTreeMap<(ImageLanguage, CLibrary), PathBuf>);
 
 /// A need for the interpreter of a build's image, on behalf of a lease.
 struct PythonRequest<'lease> {
@@ -67,19 +73,15 @@ impl ImagePythons {
         images: Arc<Images>,
         (isolations, trusted): (Isolations, &[Digest]),
     ) -> ImagePythons {
-        let find = |language: ImageLanguage| {
-            let library = find_program("template", &spawner.with_file_name(language.adapter()));
-            Some((language, library.ok()?))
-        };
-        let libraries = ImageLanguage::ALL.into_iter().filter_map(find).collect();
-        let trusted = TrustedImages::new(trusted);
+        let (libraries, trusted) = (WorkerLibraries::beside(spawner), TrustedImages::new(trusted));
         ImagePythons { libraries, sandboxes, images, isolations, trusted, queries: Queries::new() }
     }
 
     /// Architectures of the packages that this node executes by the interpreter of an image.
     pub(crate) fn offered(&self) -> Vec<String> {
-        let languages = self.libraries.keys().filter(|_| self.isolations.takes_images());
-        languages.map(|language| language.offer().to_owned()).collect()
+        let can_start = |language: &ImageLanguage| self.libraries.of(*language, CLibrary::Glibc).is_ok();
+        let languages = ImageLanguage::ALL.into_iter().filter(|_| self.isolations.takes_images());
+        languages.filter(can_start).map(|language| language.offer().to_owned()).collect()
     }
 
     /// Adds the interpreter of its image to a runnable that needs one. `None` if the image has to be asked first, or is refused:
@@ -124,7 +126,8 @@ impl ImagePythons {
         let language = ImageLanguage::of(runnable.build());
         let (interpreter, language) = runnable.image_python.as_ref().zip(language).ok_or_else(unknown)?;
         interpreter.check_version(runnable.build())?;
-        let (program, library) = (interpreter.program.clone(), self.library(language)?.to_owned());
+        let library = self.libraries.of(language, interpreter.libc)?.to_owned();
+        let program = interpreter.program.clone();
         Ok((SandboxProgram::Loading { program, library }, language.start()))
     }
 
@@ -134,15 +137,6 @@ impl ImagePythons {
         let (build, python) = (runnable.build(), runnable.image_python.as_ref()?);
         (ImageLanguage::of(build) == Some(ImageLanguage::Python)).then_some(())?;
         self.trusted.template((digest(build).ok()?, python), build, spec)
-    }
-
-    fn library(&self, language: ImageLanguage) -> Result<&Path, Error> {
-        let missing = || {
-            let (library, name) = (language.adapter(), language.name());
-            let message = format!("this node lacks {library}, by which the {name} of an image is a worker");
-            Error::new(Code::System, message)
-        };
-        self.libraries.get(&language).map(PathBuf::as_path).ok_or_else(missing)
     }
 
     fn request<'lease>(
@@ -155,6 +149,46 @@ impl ImagePythons {
         let (digest, runtime) = (digest(build)?.to_owned(), runtime.map(Path::to_owned));
         let key = QueryKey { digest, language, isolation, runtime };
         Ok(PythonRequest { build, key, tenant: &lease.tenant })
+    }
+}
+
+impl WorkerLibraries {
+    fn beside(spawner: &Path) -> WorkerLibraries {
+        let pairs = ImageLanguage::ALL
+            .into_iter()
+            .flat_map(|language| [CLibrary::Glibc, CLibrary::Musl].map(|libc| (language, libc)));
+        let find = |(language, libc): (ImageLanguage, CLibrary)| {
+            let library = find_program("template", &spawner.with_file_name(language.adapter(libc)?));
+            Some(((language, libc), library.ok()?))
+        };
+        WorkerLibraries(pairs.filter_map(find).collect())
+    }
+
+    /// The library for interpreters of a language that are linked with a C library.
+    ///
+    /// # Errors
+    /// If this node lacks it: `system` for glibc, `invalid_package` for musl, so that the image is not asked again at once.
+    fn of(&self, language: ImageLanguage, libc: CLibrary) -> Result<&Path, Error> {
+        let missing = || {
+            let name = language.name();
+            match (libc, language.adapter(libc)) {
+                (CLibrary::Glibc, adapter) => {
+                    let library = adapter.unwrap_or_default();
+                    let message =
+                        format!("this node lacks {library}, by which the {name} of an image is a worker");
+                    Error::new(Code::System, message)
+                }
+                (CLibrary::Musl, Some(library)) => {
+                    let message = format!("its {name} is linked with musl, and this node lacks {library}");
+                    Error::new(Code::InvalidPackage, message)
+                }
+                (CLibrary::Musl, None) => {
+                    let message = format!("its {name} is linked with musl, with which no {name} is a worker");
+                    Error::new(Code::InvalidPackage, message)
+                }
+            }
+        };
+        self.0.get(&(language, libc)).map(PathBuf::as_path).ok_or_else(missing)
     }
 }
 
@@ -196,4 +230,33 @@ pub(crate) fn environment(image: &sublet_image::Image, language: ImageLanguage) 
     let lacking = common.filter(|(name, _)| !own.iter().any(|(own, _)| own == name));
     let own = own.iter().map(|(name, value)| (name.into(), value.into()));
     lacking.map(|(name, value)| (name.into(), value.into())).chain(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_library_is_named_with_its_c_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let spawner = folder.path().join("sublet-spawner");
+        let none = WorkerLibraries::beside(&spawner);
+        let adapters = [
+            (ImageLanguage::Python, CLibrary::Glibc, "libsublet_template_python.so"),
+            (ImageLanguage::Python, CLibrary::Musl, "libsublet_template_python_musl.so"),
+            (ImageLanguage::Nodejs, CLibrary::Glibc, "libsublet_template_node.so"),
+        ];
+        for (language, libc, name) in adapters {
+            let error = none.of(language, libc).unwrap_err();
+            let code = if libc == CLibrary::Glibc { Code::System } else { Code::InvalidPackage };
+            assert!(error.code == code && error.message.contains(name), "{error}");
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let all = WorkerLibraries::beside(&spawner);
+        for (language, libc, name) in adapters {
+            assert!(all.of(language, libc).unwrap().ends_with(name));
+        }
+        let error = all.of(ImageLanguage::Nodejs, CLibrary::Musl).unwrap_err();
+        assert!(error.code == Code::InvalidPackage && error.message.contains("with musl"), "{error}");
+    }
 }

@@ -25,6 +25,7 @@ use sublet_sandbox::{
 };
 use tracing::warn;
 
+use crate::execution::c_library::CLibrary;
 use crate::execution::image_pythons::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
@@ -88,7 +89,8 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = program(node, &runnable)?;
+        let image = node.execution.images.hold(runnable.build())?;
+        let program = program(node, &runnable, c_library(held, &runnable, image.as_ref())?)?;
         let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
@@ -110,7 +112,6 @@ impl WorkerProcess {
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
         outside.send(&setup, &descriptors)?;
         let sandboxes = node.execution.sandboxes.current()?;
-        let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
         let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
@@ -388,7 +389,27 @@ struct WorkerProgram {
     args: Vec<OsString>,
 }
 
-fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
+/// The C library with which the worker has to be linked.
+///
+/// # Errors
+/// Those of [`CLibrary::check_demands`].
+fn c_library(
+    held: &AttachedLease,
+    runnable: &Runnable,
+    image: Option<&HeldImage>,
+) -> Result<CLibrary, Error> {
+    let Some(HeldImage { image, .. }) = image else { return Ok(CLibrary::Glibc) };
+    let build = runnable.build();
+    let libc = match &runnable.image_python {
+        Some(python) => python.libc,
+        None => CLibrary::of_image(&image.layers, &runnable.package.folder.join(&build.library)),
+    };
+    let fabric = held.network_transport.as_ref().map(|network_transport| &network_transport.choice);
+    libc.check_demands(held.options.swap_bytes, fabric, &build.image)?;
+    Ok(libc)
+}
+
+fn program(node: &Node, runnable: &Runnable, libc: CLibrary) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
@@ -401,7 +422,7 @@ fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
             node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
         return Ok(of_host(IsolationKind::Template(template), program));
     }
-    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build)?))
+    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build, libc)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
@@ -437,7 +458,7 @@ fn explain(error: Error, build: &PackageBuild) -> Error {
         return Error::new(error.code, format!("{} (in the image {})", error.message, build.image));
     }
     let message = format!(
-        "{} (in the image {}, which has to have the C library for which the worker program was built, glibc)",
+        "{} (in the image {}, which has to have a C library for which there is a worker program, glibc or musl)",
         error.message, build.image
     );
     Error::new(error.code, message)

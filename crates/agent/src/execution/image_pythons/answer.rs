@@ -8,6 +8,7 @@ use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 
 use super::language::ImageLanguage;
+use crate::execution::c_library::CLibrary;
 
 /// The interpreter of an image, which can execute functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) struct ImagePython {
     pub(super) program: PathBuf,
     /// Version; that of a Python without its last number.
     pub(super) version: String,
+    /// The C library with which it is linked.
+    pub(crate) libc: CLibrary,
 }
 
 impl ImagePython {
@@ -66,7 +69,8 @@ pub(super) mod tests {
     }
 
     pub(crate) fn python(version: &str) -> Answer {
-        Ok(ImagePython { program: "/bin/python3".into(), version: version.to_owned() })
+        let (program, version) = ("/bin/python3".into(), version.to_owned());
+        Ok(ImagePython { program, version, libc: CLibrary::Glibc })
     }
 
     #[test]
@@ -78,7 +82,8 @@ pub(super) mod tests {
                 image: "app:1".to_owned(),
                 ..PackageBuild::default()
             };
-            ImagePython { program: "/p".into(), version: version.to_owned() }.check_version(&build)
+            let (program, version) = ("/p".into(), version.to_owned());
+            ImagePython { program, version, libc: CLibrary::Glibc }.check_version(&build)
         };
         for (architecture, version) in [
             ("python-image", "3.12"),

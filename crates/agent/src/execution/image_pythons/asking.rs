@@ -18,11 +18,12 @@ use sublet_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::answer::Answer;
+use super::answer::{Answer, ImagePython};
 use super::language::ImageLanguage;
 use super::node_report::NodeReport;
 use super::report::{PythonReport, last_words, no_report, shown};
 use super::{ImagePythons, PythonRequest, container, environment};
+use crate::execution::c_library::CLibrary;
 use crate::execution::images::HeldImage;
 use crate::execution::start_cores::{CoreLoan, StartCores, lease_ended};
 use crate::signal::wait_readable;
@@ -50,28 +51,48 @@ impl ImagePythons {
         };
         let gone = || Error::new(Code::System, "an interpreter in an image is asked without an image");
         let held = self.images.hold(request.build).map_err(lost)?.ok_or_else(gone)?;
-        let (output, end) = self.run(&held, request, cores.lend()?)?;
+        let found = match self.reported(&held, request, CLibrary::Glibc, cores.lend()?)? {
+            // It did not load the library for glibc.
+            Ok(ImagePython { libc: CLibrary::Musl, .. }) => {
+                self.reported(&held, request, CLibrary::Musl, cores.lend()?)?
+            }
+            found => found,
+        };
+        let interpreter = found.map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
+        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (language, version) = (request.key.language.name(), &interpreter.version);
+        let libc = interpreter.libc.name();
+        info!(image, language, version, libc, took_ms, "the interpreter of an image is known");
+        Ok(interpreter)
+    }
+
+    /// Returns the interpreter that an image reports on these cores, or why it cannot execute functions. The interpreter has
+    /// loaded the library of workers for this C library, if it is linked with that C library.
+    fn reported(
+        &self,
+        held: &HeldImage,
+        request: &PythonRequest<'_>,
+        libc: CLibrary,
+        loan: CoreLoan,
+    ) -> Result<Result<ImagePython, String>, Error> {
+        let (output, end) = self.run(held, request, libc, loan)?;
         let language = request.key.language;
-        let found = end.and_then(|end| {
+        Ok(end.and_then(|end| {
             let checked = match language {
                 ImageLanguage::Python => PythonReport::find(&output).map(PythonReport::checked),
                 ImageLanguage::Nodejs => NodeReport::find(&output).map(NodeReport::checked),
             };
             checked.unwrap_or_else(|| Err(no_report(language.program(), end, &output)))
-        });
-        let interpreter = found.map_err(|fault| Error::new(Code::InvalidPackage, fault))?;
-        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (language, version) = (language.name(), &interpreter.version);
-        info!(image, language, version, took_ms, "the interpreter of an image is known");
-        Ok(interpreter)
+        }))
     }
 
-    /// Has the interpreter of an image report what it is, on these cores. Returns its output and its end, or why it cannot be
-    /// executed.
+    /// Has the interpreter of an image report what it is on these cores, with the library of workers for this C library. Returns
+    /// its output and its end, or why it cannot be executed.
     fn run(
         &self,
         held: &HeldImage,
         request: &PythonRequest<'_>,
+        libc: CLibrary,
         loan: CoreLoan,
     ) -> Result<(String, Result<ProgramEnd, String>), Error> {
         let log = output_file()?;
@@ -85,9 +106,9 @@ impl ImagePythons {
             kind: container(&held.image, request.key.runtime.as_deref()),
             program: SandboxProgram::Loading {
                 program: language.program().into(),
-                library: self.library(language)?.to_owned(),
+                library: self.libraries.of(language, libc)?.to_owned(),
             },
-            args: language.ask(),
+            args: language.ask(libc),
             env,
             has_own_variables: false,
             folder: None,

@@ -8,6 +8,10 @@ use sublet_proto::package::{
 use sublet_proto::v1::PackageBuild;
 use sublet_sandbox::Language;
 
+use crate::execution::c_library::CLibrary;
+
+/// Name of the library of workers in Python for musl.
+const MUSL_LIBRARY: &str = "libsublet_template_python_musl.so";
 /// Code with which an interpreter reports what it is.
 const ASK_PYTHON: &str = include_str!("ask.py");
 const ASK_NODEJS: &str = include_str!("ask.js");
@@ -50,11 +54,13 @@ impl ImageLanguage {
         }
     }
 
-    /// File name of the library that makes the interpreter a worker.
-    pub(super) fn adapter(self) -> &'static str {
-        match self {
-            ImageLanguage::Python => Language::Python.adapter(),
-            ImageLanguage::Nodejs => Language::Node.adapter(),
+    /// File name of the library that makes an interpreter which is linked with a C library a worker, if there can be one.
+    pub(super) fn adapter(self, libc: CLibrary) -> Option<&'static str> {
+        match (self, libc) {
+            (ImageLanguage::Python, CLibrary::Glibc) => Some(Language::Python.adapter()),
+            (ImageLanguage::Python, CLibrary::Musl) => Some(MUSL_LIBRARY),
+            (ImageLanguage::Nodejs, CLibrary::Glibc) => Some(Language::Node.adapter()),
+            (ImageLanguage::Nodejs, CLibrary::Musl) => None,
         }
     }
 
@@ -74,10 +80,11 @@ impl ImageLanguage {
         }
     }
 
-    /// Arguments with which the interpreter, of any version, reports what it is.
-    pub(super) fn ask(self) -> Vec<OsString> {
+    /// Arguments with which the interpreter, of any version, reports what it is. The sandbox sees the library of workers for this
+    /// C library.
+    pub(super) fn ask(self, libc: CLibrary) -> Vec<OsString> {
         match self {
-            ImageLanguage::Python => words(&["-B", "-c", ASK_PYTHON]),
+            ImageLanguage::Python => words(&["-B", "-c", ASK_PYTHON, libc.name()]),
             ImageLanguage::Nodejs => words(&["--eval", ASK_NODEJS]),
         }
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::answer::ImagePython;
 use super::language::ImageLanguage;
 use super::report::shown;
+use crate::execution::c_library::CLibrary;
 
 /// First word of a report.
 const REPORT: &str = "sublet-node";
@@ -51,7 +52,7 @@ impl NodeReport<'_> {
                 Err(format!("its Node.js is {version}, and {OLDEST} or later is needed"))
             }
             _ if self.glibc.is_empty() => {
-                Err("its Node.js is not built for glibc, and Sublet's worker is (images with musl, as Alpine's, are not supported)".to_owned())
+                Err("its Node.js is not built for glibc, and Sublet's worker is (images with musl, as Alpine's, execute native code and Python only)".to_owned())
             }
             _ if !self.fault.is_empty() => {
                 Err(format!("its Node.js {version} cannot load Sublet's worker: {}", shown(self.fault)))
@@ -60,7 +61,7 @@ impl NodeReport<'_> {
                 let program = Path::new(self.program);
                 let named = Path::new(ImageLanguage::Nodejs.program());
                 let program = if program.is_absolute() { program } else { named };
-                Ok(ImagePython { program: program.to_owned(), version })
+                Ok(ImagePython { program: program.to_owned(), version, libc: CLibrary::Glibc })
             }
         }
     }

@@ -8,6 +8,7 @@ use sublet_sandbox::ProgramEnd;
 
 use super::answer::ImagePython;
 use super::language::ImageLanguage;
+use crate::execution::c_library::CLibrary;
 
 /// First word of a report.
 const REPORT: &str = "sublet-python";
@@ -27,7 +28,7 @@ pub(super) struct PythonReport<'output> {
     has_lock: bool,
     libc: &'output str,
     program: &'output str,
-    /// Why the library of workers cannot be loaded; empty if it can.
+    /// Why the library of workers cannot be loaded; empty if it can, or if it is for another C library.
     fault: &'output str,
 }
 
@@ -57,7 +58,9 @@ impl PythonReport<'_> {
             .and_then(|(major, minor)| Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?)));
         let (major, minor) = OLDEST;
         match numbers {
-            _ if implementation != "cpython" => Err(format!("its Python is {implementation}, and CPython is needed")),
+            _ if implementation != "cpython" => {
+                Err(format!("its Python is {implementation}, and CPython is needed"))
+            }
             Some(numbers) if numbers < OLDEST => {
                 Err(format!("its Python is {version}, and {major}.{minor} or later is needed"))
             }
@@ -65,17 +68,16 @@ impl PythonReport<'_> {
             _ if !self.has_lock => Err(format!(
                 "its Python {version} is free-threaded, and one with the global interpreter lock is needed"
             )),
-            _ if !self.libc.starts_with("glibc") => {
-                Err("its Python is not built for glibc, and Sublet's worker is (images with musl, as Alpine's, are not supported)".to_owned())
-            }
             _ if !self.fault.is_empty() => {
                 Err(format!("its Python {version} cannot load Sublet's worker: {}", shown(self.fault)))
             }
             Some(_) => {
+                let libc = CLibrary::parse(self.libc)
+                    .ok_or("its Python is linked with another C library than glibc and musl")?;
                 let program = Path::new(self.program);
                 let named = Path::new(ImageLanguage::Python.program());
                 let program = if program.is_absolute() { program } else { named };
-                Ok(ImagePython { program: program.to_owned(), version })
+                Ok(ImagePython { program: program.to_owned(), version, libc })
             }
         }
     }
@@ -115,13 +117,16 @@ mod tests {
         let python = checked("3.12 cpython lock glibc_2.36 /opt/venv/bin/python3 ").unwrap();
         assert_eq!((python.program.to_str(), &*python.version), (Some("/opt/venv/bin/python3"), "3.12"));
         assert_eq!(checked("3.14 cpython lock glibc_2.41  ").unwrap().program, Path::new("python3"));
+        let of_libc = |libc: &str| checked(&format!("3.14 cpython lock {libc} /p ")).unwrap().libc;
+        assert_eq!((of_libc("glibc_2.36"), of_libc("musl")), (CLibrary::Glibc, CLibrary::Musl));
         for (fields, named) in [
             ("3.10 cpython lock glibc_2.36 /p ", "3.10, and 3.11 or later"),
             ("2.7 cpython lock glibc_2.36 /p ", "2.7, and 3.11 or later"),
             ("x cpython lock glibc_2.36 /p ", "\"x\""),
             ("3.11 pypy lock glibc_2.36 /p ", "pypy"),
             ("3.14 cpython free glibc_2.36 /p ", "free-threaded"),
-            ("3.12 cpython lock  /p ", "musl"),
+            ("3.12 cpython lock  /p ", "another C library than glibc and musl"),
+            ("3.12 cpython lock musl /p no_symbol", "no symbol"),
             ("3.12 cpython lock glibc_2.31 /p GLIBC_2.34_not_found", "GLIBC 2.34 not found"),
         ] {
             let fault = checked(fields).unwrap_err();
