@@ -2,7 +2,7 @@
 //!
 //! A program or library for glibc cannot be used with musl, nor the other way round. So there are two worker programs for
 //! native code, and two libraries that make a Python a worker. An image's Python reports its C library
-//! ([`image_pythons`](crate::execution::image_pythons)). For native code the files of the image decide: a program names its
+//! ([`image_interpreters`](crate::execution::image_interpreters)). For native code the files of the image decide: a program names its
 //! loader by a path that is the same on every system.
 //!
 //! A tenant has made the image. Its files are looked up, never read, and no link leads out of a layer's folder.

@@ -26,7 +26,7 @@ use sublet_sandbox::{
 use tracing::warn;
 
 use crate::execution::c_library::CLibrary;
-use crate::execution::image_pythons::{self, language::ImageLanguage};
+use crate::execution::image_interpreters::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
 use crate::execution::logs::Log;
@@ -235,7 +235,7 @@ fn launch(
     (control, spec_with): (OwnedFd, &dyn Fn(OwnedFd) -> Result<Spec, Error>),
 ) -> Result<NewSandbox, Error> {
     let spec = spec_with(control)?;
-    let Some(template) = node.execution.image_pythons.template(runnable, &spec) else {
+    let Some(template) = node.execution.image_interpreters.template(runnable, &spec) else {
         return one(sandboxes.launch(vec![spec]));
     };
     let control = spec.control.try_clone();
@@ -400,8 +400,8 @@ fn c_library(
 ) -> Result<CLibrary, Error> {
     let Some(HeldImage { image, .. }) = image else { return Ok(CLibrary::Glibc) };
     let build = runnable.build();
-    let libc = match &runnable.image_python {
-        Some(python) => python.libc,
+    let libc = match &runnable.image_interpreter {
+        Some(interpreter) => interpreter.libc,
         None => CLibrary::of_image(&image.layers, &runnable.package.folder.join(&build.library)),
     };
     let fabric = held.network_transport.as_ref().map(|network_transport| &network_transport.choice);
@@ -414,7 +414,7 @@ fn program(node: &Node, runnable: &Runnable, libc: CLibrary) -> Result<WorkerPro
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
     if is_image_interpreter(&build.architecture) {
-        let (program, args) = node.execution.image_pythons.worker(runnable)?;
+        let (program, args) = node.execution.image_interpreters.worker(runnable)?;
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
     if is_interpreter(&build.architecture) {
@@ -436,12 +436,12 @@ fn runtime_bytes(build: &PackageBuild) -> u64 {
 
 /// Has it run in an image.
 fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image, build: &PackageBuild) {
-    spec.kind = image_pythons::container(image, runtime);
+    spec.kind = image_interpreters::container(image, runtime);
     let Some(language) = ImageLanguage::of(build) else {
         spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
         return;
     };
-    spec.env = image_pythons::environment(image, language);
+    spec.env = image_interpreters::environment(image, language);
     if spec.devices == Devices::Faults && language == ImageLanguage::Python {
         // Only memory that the worker's own functions allocate can be swapped.
         spec.env.retain(|(name, _)| name != "LD_PRELOAD");

@@ -12,7 +12,7 @@ use crate::execution::c_library::CLibrary;
 
 /// The interpreter of an image, which can execute functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ImagePython {
+pub(crate) struct ImageInterpreter {
     /// Path in the image.
     pub(super) program: PathBuf,
     /// Version; that of a Python without its last number.
@@ -21,7 +21,7 @@ pub(crate) struct ImagePython {
     pub(crate) libc: CLibrary,
 }
 
-impl ImagePython {
+impl ImageInterpreter {
     /// Checks that it is of the version that a build requires, if it requires one.
     pub(super) fn check_version(&self, build: &PackageBuild) -> Result<(), Error> {
         let Some(language) = ImageLanguage::of(build) else { return Ok(()) };
@@ -37,7 +37,7 @@ impl ImagePython {
 }
 
 /// The interpreter of an image, or the reason why it cannot be used, which does not name the image.
-pub(super) type Answer = Result<ImagePython, Error>;
+pub(super) type Answer = Result<ImageInterpreter, Error>;
 
 /// All on which an answer depends, beside this node.
 ///
@@ -70,7 +70,7 @@ pub(super) mod tests {
 
     pub(crate) fn python(version: &str) -> Answer {
         let (program, version) = ("/bin/python3".into(), version.to_owned());
-        Ok(ImagePython { program, version, libc: CLibrary::Glibc })
+        Ok(ImageInterpreter { program, version, libc: CLibrary::Glibc })
     }
 
     #[test]
@@ -83,7 +83,7 @@ pub(super) mod tests {
                 ..PackageBuild::default()
             };
             let (program, version) = ("/p".into(), version.to_owned());
-            ImagePython { program, version, libc: CLibrary::Glibc }.check_version(&build)
+            ImageInterpreter { program, version, libc: CLibrary::Glibc }.check_version(&build)
         };
         for (architecture, version) in [
             ("python-image", "3.12"),

@@ -18,11 +18,11 @@ use sublet_sandbox::{
 };
 use tracing::{info, warn};
 
-use super::answer::{Answer, ImagePython};
+use super::answer::{Answer, ImageInterpreter};
 use super::language::ImageLanguage;
 use super::node_report::NodeReport;
 use super::report::{PythonReport, last_words, no_report, shown};
-use super::{ImagePythons, PythonRequest, container, environment};
+use super::{ImageInterpreters, InterpreterRequest, container, environment};
 use crate::execution::c_library::CLibrary;
 use crate::execution::images::HeldImage;
 use crate::execution::start_cores::{CoreLoan, StartCores, lease_ended};
@@ -39,10 +39,10 @@ const PROCESSES: u32 = 64;
 /// Bytes of its output that are read.
 const MAX_OUTPUT_BYTES: usize = 16 << 10;
 
-impl ImagePythons {
+impl ImageInterpreters {
     /// Has the interpreter of an image report what it is. Errors name no image, because leases that know the image by
     /// another name, or from another registry, receive them, too.
-    pub(super) fn ask(&self, request: &PythonRequest<'_>, cores: &Arc<StartCores>) -> Answer {
+    pub(super) fn ask(&self, request: &InterpreterRequest<'_>, cores: &Arc<StartCores>) -> Answer {
         let begun = Instant::now();
         let image = &request.build.image;
         let lost = |error: Error| {
@@ -53,7 +53,7 @@ impl ImagePythons {
         let held = self.images.hold(request.build).map_err(lost)?.ok_or_else(gone)?;
         let found = match self.reported(&held, request, CLibrary::Glibc, cores.lend()?)? {
             // It did not load the library for glibc.
-            Ok(ImagePython { libc: CLibrary::Musl, .. }) => {
+            Ok(ImageInterpreter { libc: CLibrary::Musl, .. }) => {
                 self.reported(&held, request, CLibrary::Musl, cores.lend()?)?
             }
             found => found,
@@ -71,10 +71,10 @@ impl ImagePythons {
     fn reported(
         &self,
         held: &HeldImage,
-        request: &PythonRequest<'_>,
+        request: &InterpreterRequest<'_>,
         libc: CLibrary,
         loan: CoreLoan,
-    ) -> Result<Result<ImagePython, String>, Error> {
+    ) -> Result<Result<ImageInterpreter, String>, Error> {
         let (output, end) = self.run(held, request, libc, loan)?;
         let language = request.key.language;
         Ok(end.and_then(|end| {
@@ -91,7 +91,7 @@ impl ImagePythons {
     fn run(
         &self,
         held: &HeldImage,
-        request: &PythonRequest<'_>,
+        request: &InterpreterRequest<'_>,
         libc: CLibrary,
         loan: CoreLoan,
     ) -> Result<(String, Result<ProgramEnd, String>), Error> {

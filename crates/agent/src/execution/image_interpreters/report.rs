@@ -6,7 +6,7 @@ use std::path::Path;
 use sublet_proto::text::printable_line;
 use sublet_sandbox::ProgramEnd;
 
-use super::answer::ImagePython;
+use super::answer::ImageInterpreter;
 use super::language::ImageLanguage;
 use crate::execution::c_library::CLibrary;
 
@@ -51,7 +51,7 @@ impl PythonReport<'_> {
     }
 
     /// The Python, or why it cannot execute functions.
-    pub(super) fn checked(self) -> Result<ImagePython, String> {
+    pub(super) fn checked(self) -> Result<ImageInterpreter, String> {
         let (version, implementation) = (shown(self.version), shown(self.implementation));
         let numbers = version
             .split_once('.')
@@ -77,7 +77,7 @@ impl PythonReport<'_> {
                 let program = Path::new(self.program);
                 let named = Path::new(ImageLanguage::Python.program());
                 let program = if program.is_absolute() { program } else { named };
-                Ok(ImagePython { program: program.to_owned(), version, libc })
+                Ok(ImageInterpreter { program: program.to_owned(), version, libc })
             }
         }
     }
@@ -107,7 +107,7 @@ pub(super) fn shown(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn checked(fields: &str) -> Result<ImagePython, String> {
+    fn checked(fields: &str) -> Result<ImageInterpreter, String> {
         let output = format!("a warning\n{REPORT}\t{}\nmore\n", fields.replace(' ', "\t").replace('_', " "));
         PythonReport::find(&output).expect("a report").checked()
     }

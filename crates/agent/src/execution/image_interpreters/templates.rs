@@ -14,7 +14,7 @@ use sublet_sandbox::{
     Devices, IsolationKind, Language, NetworkAccess, SandboxProgram, Spec, Template, TemplateImage,
 };
 
-use super::answer::ImagePython;
+use super::answer::ImageInterpreter;
 use crate::execution::c_library::CLibrary;
 
 /// Images whose interpreters the operator trusts like those of the node.
@@ -31,7 +31,7 @@ impl TrustedImages {
     /// With musl there are no copies: only its own `fork` tells it the number of the new process's thread.
     pub(super) fn template(
         &self,
-        (digest, python): (&str, &ImagePython),
+        (digest, python): (&str, &ImageInterpreter),
         build: &PackageBuild,
         spec: &Spec,
     ) -> Option<Template> {
@@ -92,8 +92,8 @@ mod tests {
         }
     }
 
-    fn python(program: &str) -> ImagePython {
-        ImagePython { program: program.into(), version: "3.12".to_owned(), libc: CLibrary::Glibc }
+    fn python(program: &str) -> ImageInterpreter {
+        ImageInterpreter { program: program.into(), version: "3.12".to_owned(), libc: CLibrary::Glibc }
     }
 
     /// The template of a worker in an image of this digest, where only that of ones is trusted.
@@ -125,7 +125,7 @@ mod tests {
         let python = python("/bin/python3");
         let none = TrustedImages::default();
         assert_eq!(none.template((&trusted, &python), &PackageBuild::default(), &worker()), None);
-        let with_musl = ImagePython { libc: CLibrary::Musl, ..python.clone() };
+        let with_musl = ImageInterpreter { libc: CLibrary::Musl, ..python.clone() };
         let images = TrustedImages::new(&[digest("1")]);
         let template = |python| images.template((&trusted, python), &PackageBuild::default(), &worker());
         assert!(template(&python).is_some() && template(&with_musl).is_none());

@@ -45,7 +45,7 @@ use templates::TrustedImages;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// See the [module](self).
-pub(crate) struct ImagePythons {
+pub(crate) struct ImageInterpreters {
     libraries: WorkerLibraries,
     sandboxes: Arc<SandboxMaker>,
     images: Arc<Images>,
@@ -58,23 +58,23 @@ pub(crate) struct ImagePythons {
 struct WorkerLibraries(BTreeMap<(ImageLanguage, CLibrary), PathBuf>);
 
 /// A need for the interpreter of a build's image, on behalf of a lease.
-struct PythonRequest<'lease> {
+struct InterpreterRequest<'lease> {
     build: &'lease PackageBuild,
     key: QueryKey,
     /// The lease's tenant, as a manager has signed it.
     tenant: &'lease str,
 }
 
-impl ImagePythons {
+impl ImageInterpreters {
     /// Finds the libraries of workers beside the program that makes sandboxes. Images of these digests may have templates.
     pub(crate) fn new(
         spawner: &Path,
         sandboxes: Arc<SandboxMaker>,
         images: Arc<Images>,
         (isolations, trusted): (Isolations, &[Digest]),
-    ) -> ImagePythons {
+    ) -> ImageInterpreters {
         let (libraries, trusted) = (WorkerLibraries::beside(spawner), TrustedImages::new(trusted));
-        ImagePythons { libraries, sandboxes, images, isolations, trusted, queries: Queries::new() }
+        ImageInterpreters { libraries, sandboxes, images, isolations, trusted, queries: Queries::new() }
     }
 
     /// Architectures of the packages that this node executes by the interpreter of an image.
@@ -85,12 +85,12 @@ impl ImagePythons {
     }
 
     /// Adds the interpreter of its image to a runnable that needs one. `None` if the image has to be asked first, or is refused:
-    /// then [`ImagePythons::ensure`] does the rest.
+    /// then [`ImageInterpreters::ensure`] does the rest.
     pub(crate) fn at_hand(&self, mut runnable: Runnable, lease: &Lease) -> Option<Runnable> {
         if let Some(language) = ImageLanguage::of(runnable.build()) {
             let request = self.request(language, runnable.build(), lease).ok()?;
             let known = self.queries.find(&request.key, request.tenant)?;
-            runnable.image_python = Some(known.ok()?);
+            runnable.image_interpreter = Some(known.ok()?);
         }
         Some(runnable)
     }
@@ -115,7 +115,7 @@ impl ImagePythons {
             }
             let ask = || cores.end_of(self.ask(&request, cores));
             let answer = self.queries.find_or_ask(&request.key, request.tenant, ask);
-            runnable.image_python = Some(answer.map_err(|error| about(&request, &error))?);
+            runnable.image_interpreter = Some(answer.map_err(|error| about(&request, &error))?);
         }
         Ok(runnable)
     }
@@ -124,7 +124,8 @@ impl ImagePythons {
     pub(crate) fn worker(&self, runnable: &Runnable) -> Result<(SandboxProgram, Vec<OsString>), Error> {
         let unknown = || Error::new(Code::Internal, "the interpreter of an image is not known");
         let language = ImageLanguage::of(runnable.build());
-        let (interpreter, language) = runnable.image_python.as_ref().zip(language).ok_or_else(unknown)?;
+        let (interpreter, language) =
+            runnable.image_interpreter.as_ref().zip(language).ok_or_else(unknown)?;
         interpreter.check_version(runnable.build())?;
         let library = self.libraries.of(language, interpreter.libc)?.to_owned();
         let program = interpreter.program.clone();
@@ -134,7 +135,7 @@ impl ImagePythons {
     /// Template of which the worker with this specification, in a container, can be a copy instead, if there is one. Only
     /// Pythons of images are templates.
     pub(crate) fn template(&self, runnable: &Runnable, spec: &Spec) -> Option<Template> {
-        let (build, python) = (runnable.build(), runnable.image_python.as_ref()?);
+        let (build, python) = (runnable.build(), runnable.image_interpreter.as_ref()?);
         (ImageLanguage::of(build) == Some(ImageLanguage::Python)).then_some(())?;
         self.trusted.template((digest(build).ok()?, python), build, spec)
     }
@@ -144,11 +145,11 @@ impl ImagePythons {
         language: ImageLanguage,
         build: &'lease PackageBuild,
         lease: &'lease Lease,
-    ) -> Result<PythonRequest<'lease>, Error> {
+    ) -> Result<InterpreterRequest<'lease>, Error> {
         let (isolation, runtime) = self.isolations.of_lease(lease, build)?;
         let (digest, runtime) = (digest(build)?.to_owned(), runtime.map(Path::to_owned));
         let key = QueryKey { digest, language, isolation, runtime };
-        Ok(PythonRequest { build, key, tenant: &lease.tenant })
+        Ok(InterpreterRequest { build, key, tenant: &lease.tenant })
     }
 }
 
@@ -193,7 +194,7 @@ impl WorkerLibraries {
 }
 
 /// Names the image in an error that is about it.
-fn about(request: &PythonRequest<'_>, Error { code, message }: &Error) -> Error {
+fn about(request: &InterpreterRequest<'_>, Error { code, message }: &Error) -> Error {
     let (image, name) = (&request.build.image, request.key.language.name());
     let what = match code {
         Code::InvalidPackage => format!("the image {image} cannot execute {name}"),

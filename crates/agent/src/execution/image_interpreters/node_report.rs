@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::answer::ImagePython;
+use super::answer::ImageInterpreter;
 use super::language::ImageLanguage;
 use super::report::shown;
 use crate::execution::c_library::CLibrary;
@@ -42,7 +42,7 @@ impl NodeReport<'_> {
     }
 
     /// The Node.js, or why it cannot execute functions.
-    pub(super) fn checked(self) -> Result<ImagePython, String> {
+    pub(super) fn checked(self) -> Result<ImageInterpreter, String> {
         let (version, implementation) = (shown(self.version), shown(self.implementation));
         let major = version.split_once('.').and_then(|(major, _)| major.parse::<u32>().ok());
         match major {
@@ -61,7 +61,7 @@ impl NodeReport<'_> {
                 let program = Path::new(self.program);
                 let named = Path::new(ImageLanguage::Nodejs.program());
                 let program = if program.is_absolute() { program } else { named };
-                Ok(ImagePython { program: program.to_owned(), version, libc: CLibrary::Glibc })
+                Ok(ImageInterpreter { program: program.to_owned(), version, libc: CLibrary::Glibc })
             }
         }
     }
@@ -71,7 +71,7 @@ impl NodeReport<'_> {
 mod tests {
     use super::*;
 
-    fn checked(fields: &str) -> Result<ImagePython, String> {
+    fn checked(fields: &str) -> Result<ImageInterpreter, String> {
         let output = format!("a warning\n{REPORT}\t{}\nmore\n", fields.replace(' ', "\t").replace('_', " "));
         NodeReport::find(&output).expect("a report").checked()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::sync::lock;
 use sublet_proto::Code;
 
-use super::answer::{Answer, ImagePython, QueryKey};
+use super::answer::{Answer, ImageInterpreter, QueryKey};
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
 
 /// Bounds of queries. Each query may use 512 MiB of the node's memory, beside those of leases.
@@ -20,7 +20,7 @@ const REFUSAL: Duration = Duration::from_secs(60);
 
 /// See the [module](self).
 pub(super) struct Queries {
-    work: SharedWork<QueryKey, ImagePython>,
+    work: SharedWork<QueryKey, ImageInterpreter>,
     known: Mutex<KnownResults<QueryKey, Answer>>,
 }
 
@@ -48,7 +48,7 @@ impl Queries {
         &self,
         key: &QueryKey,
         tenant: &str,
-        ask: impl FnOnce() -> WorkEnd<ImagePython>,
+        ask: impl FnOnce() -> WorkEnd<ImageInterpreter>,
     ) -> Answer {
         if let Some(known) = self.find(key, tenant) {
             return known;
