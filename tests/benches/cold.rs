@@ -3,7 +3,8 @@
 //! `cargo build --release --workspace` and the tools of `scripts/setup.sh test`.
 //!
 //! The forms take turns: one start of each, then the next of each. Beside each start an interpreter of this machine starts without
-//! a lease or a sandbox, imports the same modules, and prints a line. What this machine lacks is said, and not measured.
+//! a lease or a sandbox, imports the same modules, and prints a line. The program names what this machine lacks, and does not
+//! measure it.
 
 #![allow(clippy::unwrap_used)]
 

@@ -4,7 +4,8 @@
 //!
 //! The last kinds begin at a function in Python that uses NumPy, pandas and PIL: in an interpreter that a container starts, in a
 //! copy of a warm one, and in a process on standby, whose module has also started a thread. Beside them this machine's
-//! interpreter is started without a sandbox, and imports the same. What this machine lacks is said, and not measured.
+//! interpreter is started without a sandbox, and imports the same. The program names what this machine lacks, and does not
+//! measure it.
 
 #![allow(clippy::unwrap_used)]
 
