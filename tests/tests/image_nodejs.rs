@@ -174,6 +174,33 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
     assert_runs_in_image(&platform, "app");
 }
 
+#[test]
+fn answer_about_one_language_is_no_answer_about_another() {
+    let scene = Scene::new();
+    let platform = scene.platform(&[]);
+    let image = scene.node();
+    platform.json(&["deploy", &scene.package("app", &image, "")]);
+    let lease = || {
+        let mut client = platform.client_with(&allocation("app"));
+        assert_answers(&client, "only_here", "", "of the image");
+        client.deallocate().unwrap();
+    };
+    lease();
+    let folder = scene.folder.path().join("package-other");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("m.py"), "def f(data):\n    return data\n").unwrap();
+    let manifest = format!("name = \"other\"\nkind = \"python\"\nlibrary = \"m.py\"\nimage = \"{image}\"\n");
+    fs::write(folder.join("sublet.toml"), manifest).unwrap();
+    platform.json(&["deploy", folder.to_str().unwrap()]);
+    let refused = platform.invoker().allocate(&allocation("other"));
+    assert_fails(
+        refused,
+        Code::InvalidPackage,
+        &["cannot execute Python", "it has no python3 in the folders"],
+    );
+    lease();
+}
+
 /// A layer with a script in place of a Node.js that prints this report.
 fn reporting(fields: &[&str]) -> Layer {
     let report = [&["sublet-node"][..], fields].concat().join("\\t");
