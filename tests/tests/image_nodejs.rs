@@ -91,7 +91,7 @@ impl Scene {
         );
         let own = "exports.value = 'of the package';\n";
         for (file, text) in
-            [("m.js", MODULE), ("sublet.toml", &manifest), ("node_modules/shared/index.js", own)]
+            [("m.js", MODULE), ("sublet.toml", manifest.as_str()), ("node_modules/shared/index.js", own)]
         {
             let path = folder.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
