@@ -5,7 +5,7 @@
 #
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
-#                                only agents start
+#                                only agents start; what images with musl need, if it was built
 #
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #
@@ -101,6 +101,13 @@ programs() {
     done
     for language in python node; do
         put_program "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
+    done
+    for name in sublet-worker-musl libsublet_template_python_musl.so; do
+        if [[ -e $BUILT/$name ]]; then
+            put_program "$BUILT/$name" "libexec/sublet/$name"
+        else
+            rm -f "$prefix/libexec/sublet/$name" "$prefix/libexec/sublet/.debug/$name.debug"
+        fi
     done
     completions bash share/bash-completion/completions/sublet
     completions zsh share/zsh/site-functions/_sublet

@@ -11,11 +11,11 @@ readonly CARGO_DENY=0.20.2
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler python3:python3)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
     crun:crun runc:runc runsc:runsc umoci:umoci clang:clang wasm-ld:lld node:nodejs npm:npm redis-cli:redis-tools gfortran:gfortran go:golang-go jq:jq
-    mpirun:openmpi-bin mpicxx:libopenmpi-dev mpifort:libopenmpi-dev openssl:openssl pgrep:procps)
+    mpirun:openmpi-bin mpicxx:libopenmpi-dev mpifort:libopenmpi-dev openssl:openssl pgrep:procps musl-gcc:musl-tools)
 readonly SECOND_PU_TOOLS=(ip:iproute2)
-# The compilers of the guard (see crates/runtime/build.rs), and what makes and checks packages and images.
-readonly DIST_TOOLS=(aarch64-linux-gnu-g++:g++-aarch64-linux-gnu dpkg-deb:dpkg lintian:lintian debootstrap:debootstrap umoci:umoci
-    crun:crun)
+# The compilers of the guard (see crates/runtime/build.rs) and for musl, and what makes and checks packages and images.
+readonly DIST_TOOLS=(aarch64-linux-gnu-g++:g++-aarch64-linux-gnu musl-gcc:musl-tools dpkg-deb:dpkg lintian:lintian
+    debootstrap:debootstrap umoci:umoci crun:crun)
 readonly DIST_TARGETS=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-musl)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
@@ -27,6 +27,9 @@ readonly REDIS_PACKAGE=libhiredis-dev
 readonly WASI_PACKAGE=wasi-libc
 # Target for which Rust compiles WebAssembly.
 readonly WASM_TARGET=wasm32-unknown-unknown
+# Target for which Rust compiles what runs in images with musl.
+MUSL_TARGET=$(uname -m)-unknown-linux-musl
+readonly MUSL_TARGET
 # The registry of the tests. Its package would start a server here, now and at each boot, so it is only unpacked.
 readonly REGISTRY_PACKAGE=docker-registry
 readonly REGISTRY_FOLDER=target/tools/docker-registry
@@ -228,6 +231,7 @@ main() {
         install_component rustfmt rustfmt --version
         install_component clippy cargo-clippy --version
         install_target "$WASM_TARGET"
+        install_target "$MUSL_TARGET"
         install_cargo_deny
         unpack_registry
         make_typescript

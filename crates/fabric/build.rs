@@ -1,5 +1,6 @@
 //! Compiles the shim between Sublet and libfabric where libfabric's headers are. Without them all else is built, and
-//! the ofi provider says why it is not.
+//! the ofi provider says why it is not. So it is for musl: libfabric is a library for glibc, which a process with musl
+//! cannot load.
 
 use std::path::Path;
 
@@ -9,6 +10,9 @@ fn main() {
     println!("cargo::rustc-check-cfg=cfg(libfabric)");
     println!("cargo::rerun-if-changed=ofi-shim");
     println!("cargo::rerun-if-changed=/usr/include/rdma/fabric.h");
+    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|libc| libc == "musl") {
+        return;
+    }
     let folder = Path::new("ofi-shim");
     let probe = folder.join("probe.c");
     let quiet = || {

@@ -244,6 +244,20 @@ def test_requirements_that_are_none_are_refused(requirements, named):
         sublet.Environment(requirements)
 
 
+@pytest.mark.parametrize("text", ["", "# numpy\n\n   # pandas\n", "--no-index\n# numpy\n", "-r other.txt\n"])
+def test_file_without_requirements_is_refused(platform, tmp_path, text):
+    file = tmp_path / "requirements.txt"
+    file.write_text(text)
+    (tmp_path / "other.txt").write_text("# none\n")
+    with pytest.raises(sublet.InvalidArgument, match=r"requirements\.txt has no requirements, only comments or options"):
+        sublet.Environment(file).deploy(platform)
+
+
+def test_list_of_comments_is_refused(platform):
+    with pytest.raises(sublet.InvalidArgument, match="the list of requirements has no requirements"):
+        sublet.Environment(["# numpy"]).deploy(platform)
+
+
 def test_python_that_no_node_has_is_named(platform, links):
     with pytest.raises(sublet.Error, match=r"no node has Python 3\.99 .*; nodes have python3") as raised:
         of_links(links, "beta", python="3.99").deploy(platform)

@@ -103,7 +103,9 @@ BAD = {
     "old": (lambda: [images.program("/bin/sh"), report("3.10")], "its Python is 3.10, and 3.11 or later is needed"),
     "other": (lambda: [images.program("/bin/sh"), report("3.11", "pypy")], "its Python is pypy, and CPython is needed"),
     "free": (lambda: [images.program("/bin/sh"), report("3.14", lock="free")], "is free-threaded"),
-    "musl": (lambda: [images.program("/bin/sh"), report("3.12", libc="")], "not built for glibc"),
+    "libc": (lambda: [images.program("/bin/sh"), report("3.12", libc="")], "linked with another C library than glibc and musl"),
+    # The wheel has no library of workers for musl.
+    "musl": (lambda: [images.program("/bin/sh"), report("3.12", libc="musl")], "linked with musl, and this node lacks libsublet_template_python_musl.so"),
     "unloadable": (lambda: [images.program("/bin/sh"), report("3.12", fault="GLIBC_2.34 not found")], "cannot load Sublet.s worker: GLIBC_2.34 not found"),
 }
 

@@ -443,6 +443,23 @@ def test_rejects_more_registered_arrays_than_a_message_takes(lease):
         lease._invoker.call(FUNCTION, CALL, [b"", b"", *[array] * (most + 1)], shares_memory=True)
 
 
+def test_rejects_result_of_more_buffers_than_a_message_takes(lease):
+    def return_too_many():
+        worker = sys.modules["sublet_worker"]
+        usual = worker.dump
+
+        def dump(value):
+            worker.dump = usual
+            return [b""] * ((1 << 20) + 1)
+
+        worker.dump = dump
+
+    most = (1 << 20) - 1
+    with pytest.raises(sublet.FunctionFailed, match=f"ValueError: the result of the call has {most + 1} buffers, at most {most} are returned"):
+        lease.call(return_too_many)
+    assert lease.call(len, [1]) == 1, "the worker continues"
+
+
 def test_takes_ragged_array_of_objects(lease):
     ragged = numpy.array([numpy.ones(n % 500) for n in range(5_000)], dtype=object)
     back = lease.call(lambda a: a, ragged)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,19 @@ def test_use_cases_with_leased_cores_on_another_node(installed, programs):
     ])  # fmt: skip
     for name, figures in found.items():
         assert figures["one_s"] > 0 and figures["two_s"] > 0 and figures["both_s"] > 0, name
+
+
+def test_table_has_every_use_case(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import use_cases
+
+    written = (EXAMPLES / "README.md").read_text().split(use_cases.BEGIN)[1].split(use_cases.END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in written.splitlines() if line.startswith("|")]
+    cases = use_cases.use_cases("build")
+    assert [row[0] for row in rows[2:]] == [f"{case.title}: {case.work}" for case in cases], "python examples/use_cases.py --write"
+    for case, (_, one, two, leased, both, speedup) in zip(cases, rows[2:]):
+        assert all(re.fullmatch(r"[0-9]+\.[0-9]{3} s", time) for time in (one, two, both)), case.name
+        assert bool(leased) != case.ranks and float(speedup) > 0, case.name
 
 
 def test_use_cases_refuse_an_unknown_name(installed):

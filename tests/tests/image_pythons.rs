@@ -1,9 +1,10 @@
 //! Functions in Python in OCI images: executed by the image's own interpreter, which is this machine's, packed with its
-//! libraries and pulled by the node from a real registry. Images whose Python cannot execute functions are tested in
-//! python/tests/test_images.py.
+//! libraries and pulled by the node from a real registry. `make test-all` has the same done by an interpreter with musl. Images
+//! whose Python cannot execute functions are tested in python/tests/test_images.py.
 
 #![allow(clippy::unwrap_used)]
 
+mod image_scene;
 #[path = "../../crates/image/tests/making/mod.rs"]
 mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
@@ -12,26 +13,23 @@ mod serving;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use making::tar::{FILE, SYMBOLIC_LINK, Tar};
-use making::{Layer, Layout};
+use image_scene::{PackedInterpreter, Scene, collect, with_script};
+use making::tar::FILE;
+use making::{Layer, Tar};
 use rustix::process::{Pid, Signal, kill_process};
-use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
-use sublet_tests::platform::{PlatformProcess, programs, sublet};
+use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{children, spawner, wait_until};
 
-/// Modules of the standard library that need no place in an image.
-const LEFT_OUT: [&str; 7] =
-    ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
 /// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, and one
 /// whose templates have no working copies, since these begin in its working folder.
 const ONLY_HERE: [(&str, &str); 3] = [
@@ -84,85 +82,41 @@ def leave(data):
 const FUNCTIONS: [&str; 8] =
     ["only_here", "interpreter", "variable", "write", "exists", "copied", "fork", "leave"];
 
-/// The interpreter of this machine that images get: not a virtual environment's, and not a link.
-struct PackedPython {
-    version: String,
-    layer: Layer,
-}
-
 /// Packs the interpreter, once for all tests.
-fn packed() -> &'static PackedPython {
-    static PACKED: OnceLock<PackedPython> = OnceLock::new();
-    PACKED.get_or_init(|| {
-        let ask = "import os, sys, sysconfig; print(os.path.realpath(sys.executable), sysconfig.get_path('stdlib'), '%d.%d' % sys.version_info[:2], sep='\\n')";
-        let python = sublet_tests::root().join("target/tools/python/bin/python3");
-        let told = Command::new(python).args(["-I", "-c", ask]).output().unwrap();
-        let told = String::from_utf8(told.stdout).unwrap();
-        let [program, library, version] = told.lines().collect::<Vec<_>>().try_into().unwrap();
-        let (program, library) = (PathBuf::from(program), PathBuf::from(library));
-        let mut files = BTreeSet::from([program.clone()]);
-        collect(&library, &mut files);
-        let loaded: Vec<_> = files.iter().filter(|path| is_code(path)).cloned().collect();
-        files.extend(loaded.iter().flat_map(|path| libraries(path)));
-        files.extend(libraries(&adapter()));
-        let mut tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
-        let bin = program.to_str().unwrap().as_bytes();
-        tar = tar.entry(SYMBOLIC_LINK, b"bin/python3", bin, 0o777, b"");
-        for (name, text) in ONLY_HERE {
-            let installed = library.join(format!("site-packages/{name}.py"));
-            tar = tar.file(installed.to_str().unwrap().trim_start_matches('/'), text.as_bytes());
-        }
-        PackedPython { version: version.to_owned(), layer: Layer::gzip(&tar.finish()) }
-    })
+fn packed() -> &'static PackedInterpreter {
+    static PACKED: OnceLock<PackedInterpreter> = OnceLock::new();
+    PACKED.get_or_init(|| PackedInterpreter::python(&[], &ONLY_HERE))
 }
 
-fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if LEFT_OUT.contains(&name) || name.starts_with("config-") {
-            continue;
-        }
-        match path.is_dir() {
-            true => collect(&path, files),
-            false => drop(files.insert(path)),
-        }
+/// Packs the interpreter that scripts/musl-python.sh has compiled, with the loader of Debian's musl.
+fn packed_with_musl() -> PackedInterpreter {
+    let made = sublet_tests::root().join("target/tools/musl-python");
+    let loader = format!("lib/ld-musl-{}.so.1", std::env::consts::ARCH);
+    let libraries = fs::read_dir(made.join("lib")).expect("scripts/musl-python.sh has compiled a Python");
+    let mut files = BTreeSet::new();
+    collect(&made, &mut files);
+    let library = libraries.flatten().next().unwrap().file_name().into_string().unwrap();
+    let version = library.trim_start_matches("python").to_owned();
+    let file = |tar: Tar, inside: &str, path: &Path| {
+        tar.entry(FILE, inside.as_bytes(), b"", 0o755, &fs::read(path).unwrap())
+    };
+    let mut tar = file(Tar::new(), &loader, &Path::new("/").join(&loader));
+    for path in &files {
+        tar = file(tar, &format!("usr/{}", path.strip_prefix(&made).unwrap().display()), path);
     }
-}
-
-fn is_code(path: &Path) -> bool {
-    fs::read(path).unwrap().starts_with(b"\x7fELF")
-}
-
-/// The shared libraries that a program or library needs, where it looks for them.
-fn libraries(path: &Path) -> Vec<PathBuf> {
-    let needed = Command::new("ldd").arg(path).output().unwrap();
-    let needed = String::from_utf8(needed.stdout).unwrap();
-    needed
-        .split_whitespace()
-        .filter(|word| word.starts_with('/') && !word.ends_with(':'))
-        .map(Into::into)
-        .collect()
-}
-
-fn adapter() -> PathBuf {
-    programs().join("libsublet_template_python.so")
-}
-
-fn add(tar: Tar, path: &Path) -> Tar {
-    let mode = fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    let inside = path.to_str().unwrap().trim_start_matches('/');
-    tar.entry(FILE, inside.as_bytes(), b"", mode, &fs::read(path).unwrap())
+    tar = tar.folder(&format!("usr/lib/{library}/lib-dynload"));
+    tar = tar.symbolic_link("bin/python3", "/usr/bin/python3");
+    for (name, text) in ONLY_HERE {
+        tar = tar.file(&format!("usr/lib/{library}/site-packages/{name}.py"), text.as_bytes());
+    }
+    let program = Path::new("/usr/bin/python3").to_owned();
+    PackedInterpreter { program, version, layer: Layer::gzip(&tar.finish()) }
 }
 
 /// A layer whose Python sleeps for a number of seconds, by which its process is found, and reports nothing.
 fn sleeping_python(seconds: u32) -> Layer {
-    let programs = ["/bin/sh", "/bin/sleep"].map(Path::new);
-    let files: BTreeSet<PathBuf> =
-        programs.iter().flat_map(|program| libraries(program)).chain(programs.map(Path::to_owned)).collect();
-    let tar = files.iter().fold(Tar::new(), |tar, path| add(tar, path));
     let script = format!("#!/bin/sh\nexec /bin/sleep {seconds}\n");
-    Layer::gzip(&tar.entry(FILE, b"bin/python3", b"", 0o755, script.as_bytes()).finish())
+    with_script(&["/bin/sh", "/bin/sleep"], "bin/python3", &script)
 }
 
 /// The process that sleeps for this number of seconds.
@@ -175,43 +129,15 @@ fn sleeper(seconds: u32) -> Option<Pid> {
     Pid::from_raw(sleepers.next()?.file_name().to_str()?.parse().unwrap())
 }
 
-/// A registry, and a folder to work in.
-struct Scene {
-    registry: DebianRegistry,
-    folder: tempfile::TempDir,
-}
-
 impl Scene {
-    fn new() -> Scene {
-        Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    /// Uploads an image, and returns its name.
-    fn push(&self, name: &str, layers: &[Layer]) -> String {
-        let layout = Layout::of(&self.folder.path().join(format!("image-{name}")), layers);
-        self.registry.push(&layout.folder, name, "1");
-        format!("localhost:{}/{name}:1", self.registry.port)
-    }
-
     fn python(&self) -> String {
         self.push("python", &[packed().layer.clone()])
     }
 
-    /// The digest of an image that was uploaded.
-    fn digest(&self, name: &str) -> String {
-        let index = fs::read(self.folder.path().join(format!("image-{name}/index.json"))).unwrap();
-        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
-        index["manifests"][0]["digest"].as_str().unwrap().to_owned()
-    }
-
-    /// A node that pulls from this registry, and has no Python of its own.
-    fn platform(&self, more: &[&str]) -> PlatformProcess {
-        let bare = self.folder.path().join("bare");
-        fs::create_dir_all(&bare).unwrap();
-        PlatformProcess::start_with(|up| {
-            up.env_remove("SUBLET_PYTHON").env("PATH", format!("{}:/usr/sbin", bare.display()));
-            up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
-        })
+    fn python_with_musl(&self) -> PackedInterpreter {
+        let python = packed_with_musl();
+        self.push("musl", std::slice::from_ref(&python.layer));
+        python
     }
 
     /// The folder of a package of [`MODULE`] in an image.
@@ -237,11 +163,11 @@ fn call(client: &Invoker, function: &str, input: &str) -> String {
 }
 
 /// Checks that functions are executed by the image's Python, in the image's files, of which each lease has its own.
-fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
+fn assert_runs_in_image(platform: &PlatformProcess, package: &str, version: &str) {
     for _ in 0..2 {
         let mut client = platform.client_with(&Allocation::new(package).memory_bytes(64 << 20));
         assert_eq!(call(&client, "only_here", ""), "of the image");
-        assert_eq!(call(&client, "interpreter", ""), format!("{} /bin/python3", packed().version));
+        assert_eq!(call(&client, "interpreter", ""), format!("{version} /bin/python3"));
         // `PATH` is the one of the image, which has no `HOME`.
         assert_eq!(call(&client, "variable", "PATH"), "/bin");
         assert_eq!(call(&client, "variable", "HOME"), "/tmp");
@@ -267,7 +193,7 @@ fn functions_are_executed_by_the_python_of_their_image() {
     assert_eq!(deployed["builds"][0]["architecture"], format!("python{version}-image"), "{deployed}");
     let pinned = deployed["builds"][0]["image"].as_str().unwrap();
     assert!(pinned.starts_with(&format!("{image}@sha256:")), "{pinned}");
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", version);
     let client = platform.client_with(&Allocation::new("app"));
     assert_eq!(call(&client, "variable", "HUE"), "blue");
     let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
@@ -275,6 +201,43 @@ fn functions_are_executed_by_the_python_of_their_image() {
     // The next worker starts without the registry.
     drop(scene);
     assert_eq!(call(&client, "variable", "HUE"), "blue");
+}
+
+#[test]
+#[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
+fn functions_are_executed_by_a_python_with_musl() {
+    let scene = Scene::new();
+    let python = scene.python_with_musl();
+    let image = format!("localhost:{}/musl:1", scene.registry.port);
+    let platform = scene.platform(&[]);
+    let imports = format!("[python]\nversion = \"{}\"\nimports = [\"json\"]\n", python.version);
+    platform.json(&["deploy", &scene.package("app", &image, &imports)]);
+    assert_runs_in_image(&platform, "app", &python.version);
+    let client = platform.client_with(&Allocation::new("app"));
+    let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
+    assert_fails(died, Code::WorkerDied, &["exited with status 3"]);
+    assert_eq!(call(&client, "only_here", ""), "of the image");
+}
+
+#[test]
+#[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
+fn python_with_musl_is_started_anew_in_trusted_images() {
+    let scene = Scene::new();
+    let python = scene.python_with_musl();
+    let image = format!("localhost:{}/musl:1", scene.registry.port);
+    let glibc = scene.python();
+    let digests = [scene.digest("musl"), scene.digest("python")].join(",");
+    let platform = scene.platform(&["--image-templates", &digests]);
+    let imports = format!("[python]\nversion = \"{}\"\nimports = [\"only_here\"]\n", python.version);
+    platform.json(&["deploy", &scene.package("musl", &image, &imports)]);
+    platform.json(&["deploy", &scene.package("glibc", &glibc, &importing("\"only_here\""))]);
+    let with_musl = || assert_eq!(lease(&platform, "musl"), (false, None));
+    wait_until("a worker in the other image is a copy", || {
+        with_musl();
+        lease(&platform, "glibc").0
+    });
+    with_musl();
+    assert_eq!(templates(&platform).len(), 1);
 }
 
 #[test]
@@ -288,7 +251,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
     let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
     let image = scene.python();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", &packed().version);
 }
 
 #[test]
@@ -431,7 +394,7 @@ fn workers_are_copies_of_a_trusted_images_python() {
     platform.json(&["deploy", &scene.package("app", &image, &importing("\"only_here\""))]);
     assert_eq!(lease(&platform, "app"), (false, None), "no lease waits for a template");
     wait_until("a worker is a copy", || lease(&platform, "app").0);
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", &packed().version);
     let client = platform.client_with(&Allocation::new("app"));
     let died = client.submit("leave", b"", &mut [0; 8]).and_then(sublet::Invocation::wait);
     assert_fails(died, Code::WorkerDied, &["exited with status 3"]);

@@ -152,4 +152,13 @@ fn doctor_reports_the_strength_of_each_wall() {
     let table = sublet().arg("doctor").output().unwrap();
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(table.starts_with("WALL") && table.contains("here"), "{table}");
+    assert!(
+        table.contains("\ntimes to start in each isolation") && table.contains("docs/performance.md"),
+        "{table}"
+    );
+    let document = std::fs::read_to_string(sublet_tests::root().join("docs/performance.md")).unwrap();
+    let row = document.lines().find(|line| line.ends_with("| `cargo bench -p sublet-sandbox` |")).unwrap();
+    for isolation in ["process", "container", "weak", "crun", "runc", "runsc"] {
+        assert!(row.contains(&format!("`{isolation}`")), "{isolation}: {row}");
+    }
 }

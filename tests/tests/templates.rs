@@ -53,6 +53,11 @@ fn an_operator_starts_copies_of_warm_interpreters() {
         sandbox(&platform, &["delete", &ids[0], &ids[1]]).unwrap();
         let refused = sandbox(&platform, &["create", "--template", language, "--import=a b", "--", "/x"]);
         assert!(refused.unwrap_err().contains("no name of one"));
+        let missing = folder.path().join("none").join(file);
+        let missing = missing.to_str().unwrap();
+        let refused = sandbox(&platform, &["create", "--template", language, "--", missing]).unwrap_err();
+        assert!(refused.contains(missing) && refused.contains("No such file"), "{refused}");
+        assert!(!refused.contains("Invalid argument"), "{refused}");
     }
 }
 

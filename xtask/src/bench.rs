@@ -235,4 +235,27 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn benches_print_the_rows_of_the_document() {
+        let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
+        for (command, source) in [
+            ("cargo bench -p sublet-sandbox", "crates/sandbox/benches/start.rs"),
+            ("cargo bench -p sublet-tests --bench cold", "tests/benches/cold.rs"),
+        ] {
+            let source = fs::read_to_string(root().join(source)).unwrap();
+            let end = format!("| `{command}` |");
+            let cells = document
+                .lines()
+                .filter(|line| line.ends_with(&end))
+                .filter_map(|line| line.split('|').nth(2));
+            let names: Vec<_> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+            assert!(names.len() > 2, "{command}: {names:?}");
+            for name in names {
+                // A literal, a program that has the name, or text of JSON.
+                let forms = [format!("\"{name}\""), format!("/{name}\""), format!("\\\"{name}\\\"")];
+                assert!(forms.iter().any(|form| source.contains(form)), "{command} has no row {name}");
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode};
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
 use crate::suites::{self, Suite};
-use crate::{PROFILE, cargo, root};
+use crate::{PROFILE, cargo, musl, root};
 
 /// Folder of the builds and of the counts, below the repository's top folder.
 const FOLDER: &str = "target/coverage";
@@ -56,7 +56,8 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     build.envs(environment.iter().cloned());
     let mut component = Command::new("rustup");
     component.args(["component", "add", "llvm-tools"]);
-    if !(step.run(component)? && step.run(build)?) {
+    let programs = folder.join("build").join(PROFILE);
+    if !(step.run(component)? && step.run(build)? && musl::build(step, PROFILE, &programs)?) {
         return Ok(StepOutcome::Failed);
     }
     let Some(tests) = suites::list(step, &environment)? else { return Ok(StepOutcome::Failed) };
@@ -64,7 +65,7 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     if counts.exists() {
         fs::remove_dir_all(&counts)?;
     }
-    let objects = objects(&tests, &folder.join("build").join(PROFILE));
+    let objects = objects(&tests, &programs);
     let passed = suites::run_suites(step, tests, &environment)?;
     let tools = tools()?;
     let merged = folder.join("merged.profdata");

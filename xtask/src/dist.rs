@@ -39,6 +39,7 @@ const PARTS: &[(&str, Part)] = &[
     ("wheel", wheel::make),
     ("free-threaded-wheel", wheel::make_free_threaded),
     ("archive", archive::make),
+    ("musl", archive::make_musl),
     ("static", archive::make_static),
     ("deb", package::deb),
     ("image", package::image),

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
-use crate::{cargo, root};
+use crate::{cargo, musl, root};
 
 const DEFAULT_PREFIX: &str = "/usr/local";
 
@@ -18,7 +18,7 @@ pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
         return Err(io::Error::other(format!("there are no units for {other:?}, only for systemd")));
     }
     options.end()?;
-    if !build()? {
+    if !build()? || !build_for_musl()? {
         return Ok(ExitCode::FAILURE);
     }
     let mut install = Command::new(root().join("scripts/install.sh"));
@@ -28,6 +28,18 @@ pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     }
     println!("installed under {prefix}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds what nodes need for images with musl, where this machine can; says whether that went well.
+fn build_for_musl() -> io::Result<bool> {
+    let mut step = Step::start("build for musl", Show::Summary)?;
+    let outcome = match musl::lack()? {
+        Some(lack) => StepOutcome::Skipped(lack),
+        None => StepOutcome::Passed,
+    };
+    let built = musl::build(&mut step, "release", &crate::target().join("release"))?;
+    step.finish(if built { outcome } else { StepOutcome::Failed })?;
+    Ok(built)
 }
 
 /// Builds all that is installed, or carried by a wheel; says whether that went well.

@@ -28,6 +28,7 @@ mod links;
 mod loom;
 mod map;
 mod miri;
+mod musl;
 mod options;
 mod python;
 mod second_pu;
@@ -185,10 +186,14 @@ fn root() -> PathBuf {
     here.parent().expect("xtask/ stands inside the repository").to_path_buf()
 }
 
+/// Folder to which cargo builds.
+fn target() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
+}
+
 /// Path of a program that was built with [`PROFILE`].
 fn built(program: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    root().join(target).join(PROFILE).join(program)
+    target().join(PROFILE).join(program)
 }
 
 /// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs. Removes the

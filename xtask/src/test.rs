@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome, Tally};
-use crate::{PROFILE, cargo, deny, docs, loom, python, root, sim, suites};
+use crate::{PROFILE, cargo, deny, docs, loom, musl, python, root, sim, suites, target};
 
 type Check = fn(&mut Step) -> io::Result<StepOutcome>;
 
@@ -90,11 +90,13 @@ fn format(step: &mut Step) -> io::Result<StepOutcome> {
 }
 
 /// Builds the workspace with the binaries that the black-box tests start. The tests are built in the same command:
-/// without them cargo would choose other features of the dependencies, and compile all of them again for the tests.
+/// without them cargo would choose other features of the dependencies, and compile all of them again for the tests. What
+/// workers in images with musl need is built beside it.
 fn build(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
-    Ok(StepOutcome::from(step.run(command)?))
+    let built = step.run(command)? && musl::build(step, PROFILE, &target().join(PROFILE))?;
+    Ok(StepOutcome::from(built))
 }
 
 fn clippy(step: &mut Step) -> io::Result<StepOutcome> {

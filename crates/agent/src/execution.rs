@@ -1,9 +1,10 @@
 //! Prepares and runs workers: packages, images, interpreters and kernels, their cache on disk, sandboxes and processes.
 
 pub(crate) mod background_task;
+pub(crate) mod c_library;
 pub(crate) mod cache;
 pub(crate) mod folders;
-pub(crate) mod image_pythons;
+pub(crate) mod image_interpreters;
 pub(crate) mod images;
 pub(crate) mod isolations;
 pub(crate) mod kernels;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use cache::NodeCache;
 use folders::LentFolders;
-use image_pythons::ImagePythons;
+use image_interpreters::ImageInterpreters;
 use images::Images;
 use isolations::Isolations;
 use kernels::KernelPackages;
@@ -51,7 +52,7 @@ pub(crate) struct ExecutionMeans {
     /// Images in which the functions of some packages run.
     pub(crate) images: Arc<Images>,
     /// The interpreters of these images.
-    pub(crate) image_pythons: Arc<ImagePythons>,
+    pub(crate) image_interpreters: Arc<ImageInterpreters>,
     /// Cache of packages and images within its bound.
     pub(crate) cache: Arc<NodeCache>,
     /// Output of the leases' functions.

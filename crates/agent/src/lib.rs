@@ -63,7 +63,7 @@ use tracing::warn;
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
 use crate::execution::folders::LentFolders;
-use crate::execution::image_pythons::ImagePythons;
+use crate::execution::image_interpreters::ImageInterpreters;
 use crate::execution::images::Images;
 use crate::execution::isolations::Isolations;
 use crate::execution::kernels::{DeviceQuery, KernelPackages};
@@ -336,7 +336,7 @@ fn open_execution(
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
     let packages =
         Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
-    let image_pythons = Arc::new(ImagePythons::new(
+    let image_interpreters = Arc::new(ImageInterpreters::new(
         spawner,
         sandboxes.clone(),
         images.clone(),
@@ -352,7 +352,7 @@ fn open_execution(
         packages,
         kernels: Arc::new(kernels),
         images,
-        image_pythons,
+        image_interpreters,
         cache,
         logs: Arc::new(Logs::open(&state.path)?),
     };
@@ -379,7 +379,7 @@ fn describe(
         host: own_host()?,
         network,
         devices: execution.kernels.offered(),
-        runtimes: [execution.sandboxes.runtimes.offered(), execution.image_pythons.offered()].concat(),
+        runtimes: [execution.sandboxes.runtimes.offered(), execution.image_interpreters.offered()].concat(),
         pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
         rack: options.rack.clone(),
         pu: options.pu.clone(),

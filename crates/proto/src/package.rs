@@ -59,6 +59,7 @@ pub use build::{
     PythonNeeds, WasmLimits,
 };
 pub use digest::{digest, is_digest};
+pub use elf::needed_libraries;
 pub use environment::{
     EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, environment_digest, is_pinned_environment,
     parse_layers, platform_of,
@@ -66,11 +67,11 @@ pub use environment::{
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::is_pinned;
 pub use kind::{
-    MAX_KIND_BYTES, PORTABLE, PackageKind, is_device, is_interpreter, is_processor, is_processor_kind,
-    runs_on,
+    MAX_KIND_BYTES, PORTABLE, PackageKind, is_device, is_image_interpreter, is_interpreter, is_processor,
+    is_processor_kind, runs_on,
 };
 pub use manifest::{MAX_BUILDS, MAX_MANIFEST_BYTES, Manifest};
-pub use nodejs::{NodejsNeeds, is_nodejs, nodejs_architecture};
+pub use nodejs::{IMAGE_NODEJS, NodejsNeeds, is_image_nodejs, is_nodejs, nodejs_architecture};
 pub use pins::{UnpinnedEnvironment, pin_environment, pin_image, unpinned_environment, unpinned_image};
 pub use platform::{
     IMAGE_PYTHON, PlatformMachine, PythonPlatform, is_image_python, is_python, python_architecture,

@@ -46,7 +46,9 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module. For a package in
-/// Node.js, npm installs the dependencies of a lock file, without their scripts.
+/// Node.js, npm installs the dependencies of a lock file, without their scripts, unless all of its builds have images: those
+/// have the dependencies. npm's own configuration in the folder, `.npmrc`, may hold the token of a registry. npm reads it, and
+/// the package does not contain it.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are. Links inside of a folder are refused.
 ///
@@ -96,6 +98,18 @@ fn encode(package: &Package) -> Result<Vec<u8>, Error> {
     Ok(encoded)
 }
 
+/// The file of a folder that its package does not contain, if there is one: npm's configuration, `.npmrc`.
+///
+/// # Errors
+///
+/// [`Code::InvalidPackage`] if the package cannot be decoded.
+pub fn left_out(path: &Path, encoded: &[u8]) -> Result<Option<PathBuf>, Error> {
+    let package: Package = decode("a package", encoded)?;
+    let is_left_out = nodejs::is_for_nodejs(&Manifest::parse(&package.manifest)?);
+    let file = path.join(nodejs::CONFIGURATION);
+    Ok((is_left_out && file.exists()).then_some(file))
+}
+
 /// Checks the sources of the package that was read from a path, before it is uploaded.
 ///
 /// For a package in Python, a matching interpreter of this machine, if there is one, parses the module and the
@@ -133,11 +147,16 @@ fn read_folder(path: &Path) -> Result<PackageSources, Error> {
     let manifest =
         String::from_utf8(manifest).map_err(|_| invalid(&path.join(MANIFEST_FILE), "is not UTF-8"))?;
     let parsed = Manifest::parse(&manifest)?;
-    if nodejs::is_for_nodejs(&parsed) && nodejs::is_locked(&folder.files) {
+    let is_locked = nodejs::is_for_nodejs(&parsed) && nodejs::is_locked(&folder.files);
+    if is_locked && nodejs::needs_modules(&parsed) {
         return Ok(PackageSources::Locked(LockedPackage::new(path, parsed.name, manifest, folder)));
     }
-    if let Some(modules) = folder.modules.take() {
+    // The image has the dependencies of a lock file.
+    if let Some(modules) = folder.modules.take().filter(|_| !is_locked) {
         folder.add_modules(&modules)?;
+    }
+    if nodejs::is_for_nodejs(&parsed) {
+        nodejs::remove_configuration(&mut folder.files);
     }
     Ok(PackageSources::Whole(encode(&package::from_files(&manifest, folder.files)?)?))
 }
@@ -177,6 +196,7 @@ impl LockedPackage {
         let note =
             PackageFile { path: SOURCES_FILE.to_owned(), data: self.sources.into_bytes(), executable: false };
         self.folder.files.push(note);
+        nodejs::remove_configuration(&mut self.folder.files);
         encode(&package::from_files(&self.manifest, self.folder.files)?)
     }
 }
@@ -383,6 +403,40 @@ mod tests {
         for text in ["import 'x';\nexport const f = await 1", "#!/usr/bin/env node\nreturn 1", "with (a) b"] {
             nodejs_package("m.js", &[("m.js", text), ("node_modules/a/m.js", "(")]).unwrap();
         }
+    }
+
+    /// Paths in the package of a folder for Node.js with these files.
+    fn nodejs_paths(manifest: &str, files: &[(&str, &str)]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest =
+            format!("name = 'p'\nkind = 'nodejs'\nlibrary = 'm.js'\n{manifest}\n[[function]]\nname = 'f'\n");
+        for (name, text) in files.iter().chain(&[(MANIFEST_FILE, manifest.as_str()), ("m.js", "")]) {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let encoded = read_package(folder.path()).unwrap();
+        let left_out = left_out(folder.path(), &encoded).unwrap();
+        assert_eq!(left_out.is_some(), files.iter().any(|(name, _)| *name == ".npmrc"));
+        let package: Package = decode("package", &encoded).unwrap();
+        package.files.into_iter().map(|file| file.path).collect()
+    }
+
+    #[test]
+    fn package_does_not_contain_the_token_of_a_registry() {
+        let files = [(".npmrc", "//registry/:_authToken=secret"), ("a/.npmrc", "x"), ("a/npmrc", "y")];
+        assert_eq!(nodejs_paths("", &files), ["a/npmrc", "m.js"]);
+        assert_eq!(nodejs_paths("", &[]), ["m.js"]);
+    }
+
+    #[test]
+    fn image_has_the_dependencies_of_a_lock_file() {
+        let image = format!("image = 'x@sha256:{}'", "0".repeat(64));
+        // npm would refuse this lock file.
+        let files = [("package-lock.json", "none"), ("node_modules/a/index.js", "")];
+        assert_eq!(nodejs_paths(&image, &files), ["m.js", "package-lock.json"]);
+        // Without a lock file the package brings modules of its own.
+        assert_eq!(nodejs_paths(&image, &files[1..]), ["m.js", "node_modules/a/index.js"]);
     }
 
     #[test]

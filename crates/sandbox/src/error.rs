@@ -55,20 +55,24 @@ impl SandboxError {
         matches!(self, SandboxError::System { source, .. } if source.raw_os_error() == Some(MISSING))
     }
 
-    /// The same once more, for another of a vector.
-    pub(crate) fn again(&self) -> SandboxError {
-        let same = |error: &io::Error| match error.raw_os_error() {
+    /// A copy of an error of the system.
+    pub(crate) fn same(error: &io::Error) -> io::Error {
+        match error.raw_os_error() {
             Some(number) => io::Error::from_raw_os_error(number),
             None => io::Error::new(error.kind(), error.to_string()),
-        };
+        }
+    }
+
+    /// The same once more, for another of a vector.
+    pub(crate) fn again(&self) -> SandboxError {
         match self {
             &SandboxError::Unknown(id) => SandboxError::Unknown(id),
             SandboxError::TooMany => SandboxError::TooMany,
             &SandboxError::WrongStatus { id, status, verb } => SandboxError::WrongStatus { id, status, verb },
             SandboxError::System { operation, source } => {
-                SandboxError::System { operation: operation.clone(), source: same(source) }
+                SandboxError::System { operation: operation.clone(), source: SandboxError::same(source) }
             }
-            SandboxError::SpawnerGone(error) => SandboxError::SpawnerGone(same(error)),
+            SandboxError::SpawnerGone(error) => SandboxError::SpawnerGone(SandboxError::same(error)),
         }
     }
 }

@@ -406,16 +406,18 @@ fn encode_failure(error: SandboxError) -> SandboxFailure {
         SandboxError::TooMany => sandbox_failure::Why::TooMany(true),
         SandboxError::WrongStatus { status, .. } => sandbox_failure::Why::WrongStatus(encode_status(status)),
         SandboxError::System { operation, source } => {
-            // An error without a number is a message of this crate, and is sent as part of the operation.
-            let (operation, errno) = match source.raw_os_error() {
-                Some(errno) => (operation.into_owned(), errno),
-                None => (format!("{operation}: {source}"), libc::EINVAL),
+            // An error without a number is a message of this crate.
+            let (errno, reason) = match source.raw_os_error() {
+                Some(errno) => (errno, String::new()),
+                None => (0, source.to_string()),
             };
-            sandbox_failure::Why::System(SandboxSystemFailure { operation, errno })
+            let operation = operation.into_owned();
+            sandbox_failure::Why::System(SandboxSystemFailure { operation, errno, reason })
         }
         SandboxError::SpawnerGone(source) => sandbox_failure::Why::System(SandboxSystemFailure {
             operation: "reaching the process that makes sandboxes".to_owned(),
             errno: source.raw_os_error().unwrap_or(libc::EPIPE),
+            reason: String::new(),
         }),
     };
     SandboxFailure { why: Some(why) }
@@ -428,8 +430,29 @@ fn decode_failure(id: SandboxId, verb: &'static str, failure: SandboxFailure) ->
         Some(sandbox_failure::Why::WrongStatus(status)) => {
             SandboxError::WrongStatus { id, status: decode_status(status), verb }
         }
-        Some(sandbox_failure::Why::System(SandboxSystemFailure { operation, errno })) => {
+        Some(sandbox_failure::Why::System(SandboxSystemFailure { operation, errno: 0, reason })) => {
+            SandboxError::system(operation, io::Error::other(reason))
+        }
+        Some(sandbox_failure::Why::System(SandboxSystemFailure { operation, errno, .. })) => {
             SandboxError::system(operation, io::Error::from_raw_os_error(errno))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_have_the_same_text_on_both_sides() {
+        for source in [
+            io::Error::from_raw_os_error(libc::ENOENT),
+            io::Error::new(io::ErrorKind::NotFound, "opening /job.py to sandboxes: no such file"),
+        ] {
+            let failure = || SandboxError::system("showing a sandbox /job.py", SandboxError::same(&source));
+            let text = failure().to_string();
+            let decoded = decode_failure(SandboxId(1), "create", encode_failure(failure()));
+            assert_eq!(decoded.to_string(), text);
         }
     }
 }

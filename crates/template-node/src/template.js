@@ -11,11 +11,7 @@ const { devNull } = require('os');
 for (const name of ['fs', 'path', 'util', 'events', 'stream', 'timers', 'url', 'vm']) require(name);
 for (const name of process.argv.slice(1)) require(name);
 // Modules that only programs here have.
-const own = { __proto__: null, ...new Function('adapter', 'require', adapter.WORKER)(adapter, require) };
-const loadModule = Module._load;
-Module._load = function (name, ...rest) {
-  return own[name] ?? Reflect.apply(loadModule, this, [name, ...rest]);
-};
+const { sublet_template: worker } = new Function('adapter', 'require', adapter.WORKER)(adapter, require);
 if (globalThis.gc) gc();
 
 adapter.serve();
@@ -35,20 +31,9 @@ const status = (name) => Number(new RegExp(`^${name}:\\s+(\\d+)`, 'm').exec(requ
 Object.defineProperty(process, 'pid', { value: 2, enumerable: true, configurable: true });
 Object.defineProperty(process, 'ppid', { get: () => status('PPid'), enumerable: true, configurable: true });
 
-// Node.js would wait for threads that a copy does not have, and its own loop never ends: the copy ends after its exit
-// listeners.
-process.reallyExit = (code) => adapter.exit(code || 0);
+// Node.js would wait for threads that a copy does not have, and its own loop never ends.
+worker.endAtOnce();
 process.abort = () => process.kill(process.pid, 'SIGABRT');
-process.on('uncaughtExceptionMonitor', (error) => {
-  if (process.listenerCount('uncaughtException') > 0) return;
-  process._rawDebug(require('util').inspect(error));
-});
-const emit = process.emit;
-process.emit = function (event, ...words) {
-  const told = Reflect.apply(emit, this, [event, ...words]);
-  if (event === 'exit') adapter.exit(process.exitCode ?? words[0] ?? 0);
-  return told;
-};
 adapter.atEnd(() => {
   // A listener may start more work: the event is emitted again when that work is done.
   process.emit('beforeExit', process.exitCode ?? 0);
@@ -72,9 +57,9 @@ function enter({ path, args, env }) {
 function rehearse() {
   const env = Object.entries(process.env).map((pair) => pair.join('='));
   enter(JSON.parse(JSON.stringify({ path: devNull, args: [], env })));
-  Reflect.apply(loadModule, Module, [devNull, null, false]);
+  Module._load(devNull, null, false);
   delete Module._cache[devNull];
-  own.sublet_template.rehearse();
+  worker.rehearse();
 }
 
 try {

@@ -1,7 +1,7 @@
 // Executes what callers ask for: loads a package's module, and calls its functions.
 //
-// The template executes this file with `adapter`, the library that waits for requests, and `require`, before it is
-// forked. It returns the modules that only programs of Sublet have, by their names.
+// A template executes this file with `adapter`, the library that waits for requests, and `require`, before it is forked; a
+// Node.js of an image does so when it has started. It returns the modules that only programs of Sublet have, by their names.
 'use strict';
 const fs = require('fs');
 const Module = require('module');
@@ -168,6 +168,22 @@ async function work(importer) {
   }
 }
 
+// Makes the process end after its exit listeners, without a cleanup of what it does not own: threads of the template, and the
+// worker's loop, which is suspended.
+function endAtOnce() {
+  process.reallyExit = (code) => adapter.exit(code || 0);
+  process.on('uncaughtExceptionMonitor', (error) => {
+    if (process.listenerCount('uncaughtException') > 0) return;
+    process._rawDebug(inspect(error));
+  });
+  const emit = process.emit;
+  process.emit = function (event, ...words) {
+    const told = Reflect.apply(emit, this, [event, ...words]);
+    if (event === 'exit') adapter.exit(process.exitCode ?? words[0] ?? 0);
+    return told;
+  };
+}
+
 // Does ahead of time what a worker does first, without a package.
 function rehearse() {
   Module.createRequire(devNull);
@@ -190,5 +206,15 @@ function part(source, answer, answerLater) {
 const xpu = part(adapter.XPU, adapter.xpu, adapter.xpuWait);
 const component = part(adapter.COMPONENT, adapter.component, adapter.componentWait);
 
-return { sublet_template: { work, rehearse }, '@sublet/sublet': { json, xpu, ...component.exported } };
+// Modules that programs load by these names, without a file.
+const own = {
+  __proto__: null,
+  sublet_template: { work, rehearse, endAtOnce },
+  '@sublet/sublet': { json, xpu, ...component.exported },
+};
+const loadFile = Module._load;
+Module._load = function (name, ...rest) {
+  return own[name] ?? Reflect.apply(loadFile, this, [name, ...rest]);
+};
+return own;
 //# sourceURL=sublet_worker

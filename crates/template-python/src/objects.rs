@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
 use sublet_proto::{Code, to_usize};
@@ -158,10 +159,22 @@ pub(crate) struct Draft {
 impl Draft {
     /// Creates a reply of these objects. Objects in the request's own memory are not copied if the client shares that
     /// memory.
+    ///
+    /// # Errors
+    /// `ValueError` for more objects than a message has pieces.
     pub(crate) fn of(
         (operation, parts): (u32, &[Bound<'_, PyAny>]),
         request: &ObjectRequest,
     ) -> PyResult<Draft> {
+        // The client refuses a longer message.
+        if parts.len() > frames::MAX_PIECES {
+            let message = format!(
+                "the result of the call has {} buffers, at most {} are returned",
+                parts.len() - 1,
+                frames::MAX_PIECES - 1
+            );
+            return Err(PyValueError::new_err(message));
+        }
         let views = parts
             .iter()
             .map(|part| BufferView::of(part, BufferUse::Reading))

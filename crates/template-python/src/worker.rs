@@ -288,7 +288,10 @@ impl PythonCaller<'_> {
             let source = Source::Here(NonNull::from(&freed[..]).cast());
             reply.pieces.push(Piece { source, len_bytes: freed.len() as u64, read_only: true });
             reply.head.operation |= FREES;
-            if frames::copied_bytes(&reply.pieces) > limit || frames::len_bytes(&reply.pieces) > limit {
+            let is_too_large = reply.pieces.len() > frames::MAX_PIECES
+                || frames::copied_bytes(&reply.pieces) > limit
+                || frames::len_bytes(&reply.pieces) > limit;
+            if is_too_large {
                 call_memory::put_back(freed);
                 reply.pieces.pop();
                 reply.head.operation &= !FREES;

@@ -1,5 +1,5 @@
-//! The archives: a whole installation in one folder, which may be unpacked anywhere, and the command alone, which is linked
-//! with all that it needs and runs on every Linux.
+//! The archives: a whole installation in one folder, which may be unpacked anywhere, what it needs for images with musl, and
+//! the command alone, which is linked with all that it needs and runs on every Linux.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,8 +9,8 @@ use std::process::Command;
 
 use super::elf::images;
 use super::{Dist, target};
-use crate::root;
 use crate::step::Step;
+use crate::{musl, root};
 
 /// Programs and libraries in the archive: those of a wheel but for the Python module, and the C library.
 const PROGRAMS: usize = 10;
@@ -32,7 +32,34 @@ pub fn make(dist: &Dist, step: &mut Step) -> io::Result<bool> {
     for file in ["LICENSE-THIRD-PARTY", "sublet.cdx.json"] {
         fs::copy(dist.work("materials").join(file), document.join(file))?;
     }
-    Ok(dist.check_symbols(step, &stage, PROGRAMS)? && step.run(pack(dist, &stage, &name))?)
+    Ok(dist.check_symbols(step, &stage, PROGRAMS)? && step.run(pack(dist, &stage, (&name, &name)))?)
+}
+
+/// Builds what an agent needs for images with musl, checks that it needs nothing but musl, and packs it into an archive of its
+/// own: unpacked in the same place, it adds to the installation of the other archive.
+pub fn make_musl(dist: &Dist, step: &mut Step) -> io::Result<bool> {
+    if !dist.target.is_native() {
+        step.line("left out: Debian's musl is for the architecture of this machine")?;
+        return Ok(true);
+    }
+    if let Some(lack) = musl::lack()? {
+        step.line(&lack)?;
+        return Ok(false);
+    }
+    let stage = dist.emptied("musl")?;
+    let name = format!("sublet-{}-{}", dist.version, dist.target.triple);
+    let folder = stage.join(&name).join("libexec/sublet");
+    if !musl::build(step, target::PROFILE, &folder)? {
+        return Ok(false);
+    }
+    let mut passed = true;
+    for file in &musl::FILES {
+        let needs = needs(&folder.join(file.name))?;
+        step.line(&format!("{} needs {}", file.name, needs.join(", ")))?;
+        passed &= needs == ["libc.so"];
+    }
+    step.count(passed);
+    Ok(passed && step.run(pack(dist, &stage, (&format!("{name}-musl"), &name)))?)
 }
 
 /// Builds the command alone, checks that it needs nothing of the system, and packs it with its manual and completions.
@@ -55,7 +82,7 @@ pub fn make_static(dist: &Dist, step: &mut Step) -> io::Result<bool> {
         step.line(&format!("the command needs {need}"))?;
     }
     step.count(needs.is_empty());
-    Ok(needs.is_empty() && step.run(copy)? && step.run(pack(dist, &stage, &name))?)
+    Ok(needs.is_empty() && step.run(copy)? && step.run(pack(dist, &stage, (&name, &name)))?)
 }
 
 /// Returns what a program needs of the system: libraries and versions of symbols. What it carries for others to load does not
@@ -68,8 +95,8 @@ fn needs(program: &Path) -> io::Result<Vec<String>> {
     Ok(own.libraries.into_iter().chain(own.versions).collect())
 }
 
-/// Returns the command that packs a folder. The same tree gives the same archive.
-fn pack(dist: &Dist, stage: &Path, name: &str) -> Command {
+/// Returns the command that packs a folder into an archive of a name. The same tree gives the same archive.
+fn pack(dist: &Dist, stage: &Path, (name, folder): (&str, &str)) -> Command {
     let mut pack = Command::new("tar");
     pack.args([
         "--sort=name",
@@ -80,6 +107,6 @@ fn pack(dist: &Dist, stage: &Path, name: &str) -> Command {
         "--mode=go=rX,u+rw",
     ]);
     pack.args(["--use-compress-program=xz -6 --threads=1", "-cf"]);
-    pack.arg(dist.out.join(format!("{name}.tar.xz"))).arg("-C").arg(stage).arg(OsStr::new(name));
+    pack.arg(dist.out.join(format!("{name}.tar.xz"))).arg("-C").arg(stage).arg(OsStr::new(folder));
     pack
 }

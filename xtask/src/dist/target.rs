@@ -108,9 +108,7 @@ impl Target {
         }
         // zig does not look for headers in this machine's folders: libfabric's are the same for each architecture.
         let flags = format!("-I{}", include_folder().display());
-        for triple in [self.triple, self.static_triple] {
-            command.env(format!("CFLAGS_{}", triple.replace('-', "_")), &flags);
-        }
+        command.env(format!("CFLAGS_{}", self.triple.replace('-', "_")), flags);
         command.env("SUBLET_GUARD_CXX", self.guard_compiler).env("SUBLET_TARGET", self.triple);
         command.env("SUBLET_ZIG_LINKS", "1");
         command.env("SUBLET_PROFILE", PROFILE);

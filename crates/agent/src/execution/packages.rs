@@ -37,7 +37,7 @@ use tracing::{info, warn};
 use crate::execution::cache::{
     self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache, PACKAGES, UNFINISHED,
 };
-use crate::execution::image_pythons::answer::ImagePython;
+use crate::execution::image_interpreters::answer::ImageInterpreter;
 use crate::execution::images::Images;
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkRefusal};
 use crate::leases::managers::Managers;
@@ -78,8 +78,8 @@ pub(crate) struct Runnable {
     pub(crate) index: u32,
     /// Folder of the environment in which it runs, if it has one.
     pub(crate) environment: Option<PathBuf>,
-    /// The Python of its image, if that executes it: [`ImagePythons`](crate::execution::image_pythons::ImagePythons) adds it.
-    pub(crate) image_python: Option<ImagePython>,
+    /// The interpreter of its image, if that executes it: [`ImageInterpreters`](crate::execution::image_interpreters::ImageInterpreters) adds it.
+    pub(crate) image_interpreter: Option<ImageInterpreter>,
     /// Tokens that keep the package and its image from being evicted.
     uses: Vec<EntryUse>,
 }
@@ -114,7 +114,7 @@ impl Runnable {
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
-        Ok(Runnable { package, index, environment: None, image_python: None, uses: Vec::new() })
+        Ok(Runnable { package, index, environment: None, image_interpreter: None, uses: Vec::new() })
     }
 }
 

@@ -1,5 +1,5 @@
-//! The worker programs: one for each kind of build. That of native code is said to the agent, and the others stand
-//! beside it under its name and theirs.
+//! The worker programs: one for each kind of build, and one for native code in images with musl. That of native code is said to
+//! the agent, and the others stand beside it under its name and theirs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use sublet_proto::package::PackageKind;
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 
+use crate::execution::c_library::CLibrary;
 use crate::machine::state::system;
 
 /// See the [module](self).
@@ -21,19 +22,24 @@ impl Programs {
         Programs { native }
     }
 
-    /// The program that executes a build.
-    pub(crate) fn of(&self, build: &PackageBuild) -> Result<PathBuf, Error> {
+    /// The program that executes a build, where the C library is this one.
+    pub(crate) fn of(&self, build: &PackageBuild, libc: CLibrary) -> Result<PathBuf, Error> {
         let kind = PackageKind::parse(&build.kind)?;
-        if kind == PackageKind::Native {
-            return Ok(self.native.clone());
-        }
-        let program = self.native.with_file_name(format!("sublet-worker-{}", kind.name()));
+        let name = match (kind, libc) {
+            (PackageKind::Native, CLibrary::Glibc) => return Ok(self.native.clone()),
+            (PackageKind::Native, CLibrary::Musl) => libc.name(),
+            _ => kind.name(),
+        };
+        let program = self.native.with_file_name(format!("sublet-worker-{name}"));
         if is_program(&program) {
             return Ok(program);
         }
-        let (library, kind, program) = (&build.library, kind.name(), program.display());
-        let message = format!("{library} is of the kind {kind}, and its worker program {program} is missing");
-        Err(Error::new(Code::System, message))
+        let (library, program) = (&build.library, program.display());
+        let why = match kind {
+            PackageKind::Native => format!("runs in the image {}, whose C library is {name},", build.image),
+            _ => format!("is of the kind {name},"),
+        };
+        Err(Error::new(Code::System, format!("{library} {why} and its worker program {program} is missing")))
     }
 }
 
@@ -84,12 +90,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let native = folder.path().join("my-worker");
         let programs = Programs::beside(native.clone());
-        assert_eq!(programs.of(&of_kind("native")).unwrap(), native);
-        let error = programs.of(&of_kind("wasm")).unwrap_err();
+        let of = |kind: &str| programs.of(&of_kind(kind), CLibrary::Glibc);
+        assert_eq!(of("native").unwrap(), native);
+        let error = of("wasm").unwrap_err();
         assert!(error.message.contains("sublet-worker-wasm is missing"), "{error}");
         let wasm = folder.path().join("sublet-worker-wasm");
         std::fs::write(&wasm, "").unwrap();
-        assert_eq!(programs.of(&of_kind("wasm")).unwrap(), wasm);
-        assert_eq!(programs.of(&of_kind("abacus")).unwrap_err().code, Code::InvalidPackage);
+        assert_eq!(of("wasm").unwrap(), wasm);
+        assert_eq!(of("abacus").unwrap_err().code, Code::InvalidPackage);
+    }
+
+    #[test]
+    fn images_with_musl_have_a_native_program_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let programs = Programs::beside(folder.path().join("my-worker"));
+        let build = PackageBuild { image: "an/image:1".into(), ..of_kind("native") };
+        let error = programs.of(&build, CLibrary::Musl).unwrap_err();
+        assert!(
+            error.message.contains("an/image:1, whose C library is musl")
+                && error.message.contains("sublet-worker-musl is missing"),
+            "{error}"
+        );
+        let program = folder.path().join("sublet-worker-musl");
+        std::fs::write(&program, "").unwrap();
+        assert_eq!(programs.of(&build, CLibrary::Musl).unwrap(), program);
     }
 }

@@ -15,7 +15,7 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{is_image_python, is_interpreter, is_nodejs, is_processor, is_python};
+use sublet_proto::package::{is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
@@ -25,7 +25,8 @@ use sublet_sandbox::{
 };
 use tracing::warn;
 
-use crate::execution::image_pythons;
+use crate::execution::c_library::CLibrary;
+use crate::execution::image_interpreters::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
 use crate::execution::logs::Log;
@@ -88,7 +89,8 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = program(node, &runnable)?;
+        let image = node.execution.images.hold(runnable.build())?;
+        let program = program(node, &runnable, c_library(held, &runnable, image.as_ref())?)?;
         let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
@@ -110,7 +112,6 @@ impl WorkerProcess {
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
         outside.send(&setup, &descriptors)?;
         let sandboxes = node.execution.sandboxes.current()?;
-        let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
         let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
@@ -234,7 +235,7 @@ fn launch(
     (control, spec_with): (OwnedFd, &dyn Fn(OwnedFd) -> Result<Spec, Error>),
 ) -> Result<NewSandbox, Error> {
     let spec = spec_with(control)?;
-    let Some(template) = node.execution.image_pythons.template(runnable, &spec) else {
+    let Some(template) = node.execution.image_interpreters.template(runnable, &spec) else {
         return one(sandboxes.launch(vec![spec]));
     };
     let control = spec.control.try_clone();
@@ -388,12 +389,32 @@ struct WorkerProgram {
     args: Vec<OsString>,
 }
 
-fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
+/// The C library with which the worker has to be linked.
+///
+/// # Errors
+/// Those of [`CLibrary::check_demands`].
+fn c_library(
+    held: &AttachedLease,
+    runnable: &Runnable,
+    image: Option<&HeldImage>,
+) -> Result<CLibrary, Error> {
+    let Some(HeldImage { image, .. }) = image else { return Ok(CLibrary::Glibc) };
+    let build = runnable.build();
+    let libc = match &runnable.image_interpreter {
+        Some(interpreter) => interpreter.libc,
+        None => CLibrary::of_image(&image.layers, &runnable.package.folder.join(&build.library)),
+    };
+    let fabric = held.network_transport.as_ref().map(|network_transport| &network_transport.choice);
+    libc.check_demands(held.options.swap_bytes, fabric, &build.image)?;
+    Ok(libc)
+}
+
+fn program(node: &Node, runnable: &Runnable, libc: CLibrary) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
-    if is_image_python(&build.architecture) {
-        let (program, args) = node.execution.image_pythons.worker(runnable)?;
+    if is_image_interpreter(&build.architecture) {
+        let (program, args) = node.execution.image_interpreters.worker(runnable)?;
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
     if is_interpreter(&build.architecture) {
@@ -401,7 +422,7 @@ fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
             node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
         return Ok(of_host(IsolationKind::Template(template), program));
     }
-    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build)?))
+    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build, libc)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
@@ -415,13 +436,13 @@ fn runtime_bytes(build: &PackageBuild) -> u64 {
 
 /// Has it run in an image.
 fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image, build: &PackageBuild) {
-    spec.kind = image_pythons::container(image, runtime);
-    if !is_image_python(&build.architecture) {
+    spec.kind = image_interpreters::container(image, runtime);
+    let Some(language) = ImageLanguage::of(build) else {
         spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
         return;
-    }
-    spec.env = image_pythons::environment(image);
-    if spec.devices == Devices::Faults {
+    };
+    spec.env = image_interpreters::environment(image, language);
+    if spec.devices == Devices::Faults && language == ImageLanguage::Python {
         // Only memory that the worker's own functions allocate can be swapped.
         spec.env.retain(|(name, _)| name != "LD_PRELOAD");
         spec.env.push(("LD_PRELOAD".into(), LOADED.into()));
@@ -433,11 +454,11 @@ fn explain(error: Error, build: &PackageBuild) -> Error {
     if build.image.is_empty() {
         return error;
     }
-    if is_image_python(&build.architecture) {
+    if is_image_interpreter(&build.architecture) {
         return Error::new(error.code, format!("{} (in the image {})", error.message, build.image));
     }
     let message = format!(
-        "{} (in the image {}, which has to have the C library for which the worker program was built, glibc)",
+        "{} (in the image {}, which has to have a C library for which there is a worker program, glibc or musl)",
         error.message, build.image
     );
     Error::new(error.code, message)

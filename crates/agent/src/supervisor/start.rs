@@ -70,13 +70,13 @@ impl Supervisor<'_> {
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
     }
 
-    /// A runnable with its image's Python, if nothing has to be built or asked before its workers can start.
+    /// A runnable with its image's interpreter, if nothing has to be built or asked before its workers can start.
     fn executable(&self, runnable: Runnable) -> Option<Runnable> {
         let execution = &self.node.execution;
         if !execution.kernels.are_at_hand(&runnable, &self.held.lease.tenant) {
             return None;
         }
-        execution.image_pythons.at_hand(runnable, &self.held.lease)
+        execution.image_interpreters.at_hand(runnable, &self.held.lease)
     }
 
     /// Continues a start once its package is fetched, or cannot be fetched.
@@ -165,10 +165,10 @@ impl Supervisor<'_> {
         let (packages, lease) = (self.node.execution.packages.clone(), self.held.lease.clone());
         let kernels = self.node.execution.kernels.clone();
         debug!(lease = lease.id, digest = lease.package, "the worker's package is fetched");
-        let image_pythons = self.node.execution.image_pythons.clone();
+        let image_interpreters = self.node.execution.image_interpreters.clone();
         let fetch = move || {
             let runnable = packages.ensure(&lease.package, lease.build, &lease.tenant, &step)?;
-            let runnable = image_pythons.ensure(runnable, &lease, &cores, &step)?;
+            let runnable = image_interpreters.ensure(runnable, &lease, &cores, &step)?;
             kernels.ensure(&runnable, &lease.tenant, &cores, &step)?;
             packages.measure(&runnable);
             Ok(runnable)

@@ -10,7 +10,7 @@ use sublet_image::current_digest;
 use sublet_proto::package::{encode, pin_image, unpinned_image};
 use sublet_proto::v1::Package;
 use sublet_proto::{Code, Error, decode};
-use sublet_runtime::deploy::{check_package, read_package};
+use sublet_runtime::deploy::{check_package, left_out, read_package};
 
 use super::ConnectionArguments;
 use super::output::CommandOutput;
@@ -61,6 +61,9 @@ Examples:
 
       [[function]]
       name = \"shout\"
+
+                              with image = \"node:22\" the image's own Node.js executes them, and imports what the
+                              image has
 
   sublet deploy ./vectors     kernels, with a sublet.toml that names each of them:
 
@@ -134,6 +137,12 @@ struct DeployReport {
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let encoded = read_package(&arguments.path)?;
     check_package(&arguments.path, &encoded)?;
+    if let Some(file) = left_out(&arguments.path, &encoded)? {
+        output.note(&format!(
+            "{} is not part of the package: it may hold the token of a registry",
+            file.display()
+        ));
+    }
     let encoded = pinned(encoded)?;
     let manager = arguments.connection.open()?;
     let encoded = manager.pin_environments(encoded, &arguments.path, &mut |step| output.note(step))?;

@@ -23,6 +23,9 @@ const NECESSARY: [&str; 2] = ["sandboxes", "namespaces"];
 const LENDS_NOTHING: &str = "\n\nno sandbox can be made here, so `sublet up` lends nothing: it says what to change. `sublet up --isolation weak` lends \
      with less protection, by Landlock, a filter of system calls and limits alone";
 
+/// Place of the measured start times.
+const START_TIMES: &str = "times to start in each isolation are measured by `cargo bench -p sublet-sandbox`: see the table in docs/performance.md";
+
 /// Show how well sandboxes isolate on this machine, and which parts are weaker without root
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -91,5 +94,5 @@ fn text(health: &HealthView) -> String {
     });
     let isolations: Vec<_> = isolations.collect();
     let isolations = table(&["ISOLATION", "HERE", "GIVES", "COSTS"], &isolations);
-    table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &isolations + "\n" + &sum + advice
+    table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &isolations + START_TIMES + "\n\n" + &sum + advice
 }

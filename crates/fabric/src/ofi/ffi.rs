@@ -231,9 +231,13 @@ pub fn table() -> Result<&'static FfiTable, FabricError> {
 #[cfg(not(libfabric))]
 fn load() -> Result<&'static FfiTable, String> {
     let _ = bind;
-    Err("this build has no ofi provider: libfabric's headers (Debian: libfabric-dev, Fedora: libfabric-devel) were \
+    let reason = if cfg!(target_env = "musl") {
+        "this program has no ofi provider: its C library is musl, with which libfabric cannot be loaded"
+    } else {
+        "this build has no ofi provider: libfabric's headers (Debian: libfabric-dev, Fedora: libfabric-devel) were \
          missing when it was built"
-        .into())
+    };
+    Err(reason.into())
 }
 
 #[cfg(libfabric)]

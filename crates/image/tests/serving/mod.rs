@@ -128,6 +128,11 @@ fn json(bytes: &[u8]) -> serde_json::Value {
     serde_json::from_slice(bytes).unwrap()
 }
 
+/// Whether Debian's registry is installed.
+pub fn has_registry() -> bool {
+    Command::new(program()).arg("--version").output().is_ok()
+}
+
 /// Path of the registry's program: installed, or as `scripts/setup.sh test` has unpacked it.
 fn program() -> PathBuf {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();

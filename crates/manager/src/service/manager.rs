@@ -389,7 +389,7 @@ impl ServiceParts {
         };
         let missing = [
             (is_missing(is_nodes_python), "Python", "python"),
-            (is_missing(package::is_nodejs), "Node.js", "node"),
+            (is_missing(is_nodes_nodejs), "Node.js", "node"),
         ];
         let missing = missing.into_iter().find(|(is_missing, ..)| *is_missing);
         let (name, builds, nodes) = (&package.name, package.info().architectures(), nodes.join(", "));
@@ -475,4 +475,9 @@ fn answer<T>(result: Result<T, Error>) -> Result<Response<T>, Status> {
 /// Whether an architecture is that of a Python which nodes have, not their images.
 fn is_nodes_python(architecture: &str) -> bool {
     package::is_python(architecture) && !package::is_image_python(architecture)
+}
+
+/// Whether an architecture is that of a Node.js which nodes have, not their images.
+fn is_nodes_nodejs(architecture: &str) -> bool {
+    package::is_nodejs(architecture) && !package::is_image_nodejs(architecture)
 }

@@ -1,4 +1,4 @@
-//! Reads a shared object for a package: its processor and the functions that it exports.
+//! Reads a shared object for a package: its processor, the functions that it exports, and the libraries that it needs.
 //!
 //! Every read is checked against the file's length, and no bytes are copied. A file whose headers point behind its end
 //! is reported as truncated here, so that it never reaches the dynamic loader, which would crash.
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, Sym64};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
 use super::build::MAX_SYMBOL_BYTES;
 use super::kind::PackageKind;
@@ -15,6 +15,8 @@ use super::library::LibraryFile;
 
 /// Most dynamic symbols that are read.
 const MAX_SYMBOLS: usize = 1 << 18;
+/// Most needed libraries that are read.
+const MAX_LIBRARIES: usize = 1 << 10;
 
 const ENDIAN: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
@@ -37,6 +39,21 @@ pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
         functions: exported_functions(&sections, data)?,
         layers: Vec::new(),
     })
+}
+
+/// Returns the names of the libraries that are loaded with a shared object, in their order; none for a damaged file.
+pub fn needed_libraries(data: &[u8]) -> Vec<&str> {
+    dynamic_names(data, elf::DT_NEEDED).unwrap_or_default()
+}
+
+/// Returns the names in the entries of a kind in the dynamic section, if there is one.
+fn dynamic_names(data: &[u8], kind: u32) -> Option<Vec<&str>> {
+    let sections = Header::parse(data).ok()?.sections(ENDIAN, data).ok()?;
+    let (entries, strings) = sections.dynamic(ENDIAN, data).ok()??;
+    let strings = sections.section(strings).ok()?.data(ENDIAN, data).ok()?;
+    let of_kind = entries.iter().filter(|entry| entry.d_tag(ENDIAN) == u64::from(kind));
+    let names = of_kind.filter_map(|entry| name(strings, u32::try_from(entry.d_val(ENDIAN)).ok()?));
+    Some(names.take(MAX_LIBRARIES).collect())
 }
 
 fn truncated(error: object::Error) -> String {
@@ -140,4 +157,19 @@ fn name(strings: &[u8], offset: u32) -> Option<&str> {
     let window = &rest[..rest.len().min(MAX_SYMBOL_BYTES + 1)];
     let end = window.iter().position(|&byte| byte == 0)?;
     std::str::from_utf8(&window[..end]).ok().filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_libraries_that_an_object_needs() {
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let libraries = needed_libraries(&program);
+        assert!(libraries.iter().any(|name| name.starts_with("libc.")), "{libraries:?}");
+        for damaged in [&program[..program.len() / 2], &program[..40], b"#!/bin/sh\n"] {
+            assert!(needed_libraries(damaged).is_empty());
+        }
+    }
 }

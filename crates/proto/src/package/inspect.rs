@@ -78,7 +78,8 @@ fn read_library<'data>(
     }
     image::check_pinned(build.image.as_deref())?;
     python::check_pinned(build)?;
-    if build.image.is_some() && !matches!(library.kind, PackageKind::Native | PackageKind::Python) {
+    let has_images = matches!(library.kind, PackageKind::Native | PackageKind::Python | PackageKind::Nodejs);
+    if build.image.is_some() && !has_images {
         return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
     }
     Ok(library)
@@ -110,7 +111,7 @@ fn offered(library: &LibraryFile<'_>, build: &Build) -> Result<Vec<String>, Erro
 
 /// The library of a build of Node.js: a module is not examined.
 fn of_nodejs(build: &Build) -> Result<LibraryFile<'_>, Error> {
-    let architecture = nodejs::architecture(build.nodejs.as_ref()).map_err(wrong)?;
+    let architecture = nodejs::architecture(build.nodejs.as_ref(), build.image.as_deref()).map_err(wrong)?;
     Ok(LibraryFile {
         kind: PackageKind::Nodejs,
         architecture: architecture.into(),

@@ -1,6 +1,6 @@
 //! The kinds of packages: the type of their library, and therefore its executor.
 
-use super::nodejs::{ANY_NODEJS, is_nodejs};
+use super::nodejs::{ANY_NODEJS, IMAGE_NODEJS, is_image_nodejs, is_nodejs};
 use super::platform::{ANY_PYTHON, IMAGE_PYTHON, PythonPlatform, is_image_python, is_python};
 use crate::{Code, Error};
 
@@ -88,6 +88,11 @@ pub fn is_interpreter(architecture: &str) -> bool {
     is_python(architecture) || is_nodejs(architecture)
 }
 
+/// Tells whether a build of this architecture is executed by the interpreter of its image.
+pub fn is_image_interpreter(architecture: &str) -> bool {
+    is_image_python(architecture) || is_image_nodejs(architecture)
+}
+
 /// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.
 pub fn is_processor(architecture: &str) -> bool {
     !is_device(architecture) && !is_interpreter(architecture)
@@ -108,8 +113,9 @@ pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
         PORTABLE => is_processor(node),
         _ if is_image_python(architecture) => node == IMAGE_PYTHON,
+        _ if is_image_nodejs(architecture) => node == IMAGE_NODEJS,
         ANY_PYTHON => is_python(node) && !is_image_python(node),
-        ANY_NODEJS => is_nodejs(node),
+        ANY_NODEJS => is_nodejs(node) && !is_image_nodejs(node),
         _ => architecture == node || is_for_platform(architecture, node),
     }
 }

@@ -211,12 +211,6 @@ impl Build {
             (_, false) => return Ok(()),
             (_, true) => {}
         }
-        if let Some(image) = &self.image {
-            return Err(wrong(format!(
-                "names the image {image:?}, and functions in Node.js are executed by the Node.js of their node: remove `image`; \
-                 a lock file of npm names what they depend on, and [nodejs] the version"
-            )));
-        }
         let foreign = [
             (self.network, "network"),
             (self.wasm.is_some(), "[wasm]"),

@@ -1,17 +1,21 @@
 //! Packages of Node.js: functions of a module in JavaScript, executed by a Node.js of the node.
 //!
 //! Such a build names its kind (`kind = "nodejs"`), the file of its module, and its functions, which callers of any
-//! language call with bytes. Its architecture is the major version of Node.js: `nodejs20`, or `nodejs` for any.
+//! language call with bytes. Its architecture is the major version of Node.js: `nodejs20`, or `nodejs` for any. A build
+//! with an image is executed by the Node.js of the image, and its architecture says so: `nodejs20-image`.
 //!
 //! Modules are not examined here: untrusted programs are read by a process with nothing to lose.
 
 use serde::Deserialize;
 
 use super::digest::is_digest;
+use super::platform::{OF_IMAGE, without_image};
 use crate::v1::PackageFile;
 
 /// The architecture of builds that run on every Node.js.
 pub const ANY_NODEJS: &str = "nodejs";
+/// The architecture of nodes that execute functions by the Node.js of their image.
+pub const IMAGE_NODEJS: &str = "nodejs-image";
 /// File in which a package with installed dependencies has the digest of the sources for which they were installed.
 pub const SOURCES_FILE: &str = "node_modules/.sources";
 /// Suffixes of the files of modules.
@@ -34,6 +38,16 @@ pub fn nodejs_architecture(version: &str) -> Option<String> {
 
 /// Tells whether an architecture is that of a Node.js, which nodes may have beside their processors.
 pub fn is_nodejs(architecture: &str) -> bool {
+    is_version(without_image(architecture))
+}
+
+/// Tells whether a build of this architecture is executed by the Node.js of its image.
+pub fn is_image_nodejs(architecture: &str) -> bool {
+    architecture.strip_suffix(OF_IMAGE).is_some_and(is_version)
+}
+
+/// Whether this is `nodejs`, or `nodejs20`.
+fn is_version(architecture: &str) -> bool {
     architecture.strip_prefix(ANY_NODEJS).is_some_and(|version| {
         version.is_empty() || !version.contains('.') && nodejs_architecture(version).is_some()
     })
@@ -51,16 +65,18 @@ pub(super) fn sources_of(files: &[PackageFile]) -> String {
     digest.filter(|digest| is_digest(digest)).unwrap_or_default().to_owned()
 }
 
-/// Architecture of a build with these requirements.
+/// Architecture of a build with these requirements, which has an image or has none.
 ///
 /// # Errors
 /// The fault, as the rest of a sentence about the manifest.
-pub(super) fn architecture(needs: Option<&NodejsNeeds>) -> Result<String, String> {
+pub(super) fn architecture(needs: Option<&NodejsNeeds>, image: Option<&str>) -> Result<String, String> {
+    let place = if image.is_some() { OF_IMAGE } else { "" };
     let Some(version) = needs.and_then(|needs| needs.version.as_deref()) else {
-        return Ok(ANY_NODEJS.to_owned());
+        return Ok(format!("{ANY_NODEJS}{place}"));
     };
     Some(format!("{ANY_NODEJS}{version}"))
-        .filter(|architecture| is_nodejs(architecture) && !version.is_empty())
+        .filter(|architecture| is_version(architecture) && !version.is_empty())
+        .map(|architecture| format!("{architecture}{place}"))
         .ok_or_else(|| format!("says that it needs Node.js {version:?}, not one as \"20\""))
 }
 
@@ -114,6 +130,11 @@ mod tests {
         assert_eq!(build.symbols, ["f", "tools.$g"]);
         let any = checked("name='p'\nkind='nodejs'\nlibrary='lib/n.mjs'\n[[function]]\nname='f'").unwrap();
         assert_eq!(any.builds[0].architecture, ANY_NODEJS);
+        let image = format!("image='x@sha256:{}'\n", "0".repeat(64));
+        let inside = checked(&format!("{MODULE}{image}{functions}[nodejs]\nversion='20'")).unwrap();
+        assert_eq!(inside.builds[0].architecture, "nodejs20-image");
+        let inside = checked(&format!("{MODULE}{image}{functions}")).unwrap();
+        assert_eq!(inside.builds[0].architecture, IMAGE_NODEJS);
     }
 
     #[test]
@@ -128,8 +149,8 @@ mod tests {
             ("[[function]]\nname='f'\nsymbol='f()'", "f()"),
             ("[[function]]\nname='f'\nsymbol='f.'", "\"f.\""),
             ("network=true\n[[function]]\nname='f'", "network"),
-            ("image='node:20'\n[[function]]\nname='f'", "names the image \"node:20\""),
-            ("image='node:20'\n[[function]]\nname='f'", "remove `image`"),
+            ("image='node:20'\n[[function]]\nname='f'", "the image node:20 is not pinned"),
+            ("[[function]]\nname='f'\n[nodejs]\nversion='20-image'", "\"20-image\""),
             ("wasm={}\n[[function]]\nname='f'", "[wasm]"),
             ("kernels={}\n[[function]]\nname='f'", "kernels"),
             ("python={}\n[[function]]\nname='f'", "[python]"),
@@ -163,7 +184,11 @@ mod tests {
     fn names_architecture_by_first_number_of_version() {
         assert_eq!(nodejs_architecture("20.11.1").as_deref(), Some("nodejs20"));
         assert!(is_nodejs("nodejs") && is_nodejs("nodejs22"));
-        for other in ["node", "nodejs2x", "nodejs20.1", "python3.11", "x86_64"] {
+        assert!(
+            is_nodejs("nodejs22-image") && is_image_nodejs("nodejs22-image") && is_image_nodejs(IMAGE_NODEJS)
+        );
+        assert!(!is_image_nodejs("nodejs22") && !is_image_nodejs("python3.11-image"));
+        for other in ["node", "nodejs2x", "nodejs20.1", "nodejs20-image-image", "python3.11", "x86_64"] {
             assert!(!is_nodejs(other), "{other}");
         }
     }

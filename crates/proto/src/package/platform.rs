@@ -10,7 +10,7 @@ use std::fmt;
 pub const ANY_PYTHON: &str = "python";
 /// The architecture of nodes that execute functions by the Python of their image.
 pub const IMAGE_PYTHON: &str = "python-image";
-/// End of the architecture of builds that are executed by the Python of their image.
+/// End of the architecture of builds that are executed by the interpreter of their image.
 pub(super) const OF_IMAGE: &str = "-image";
 
 /// Largest number of a version.
@@ -184,7 +184,7 @@ pub fn is_image_python(architecture: &str) -> bool {
     architecture.strip_suffix(OF_IMAGE).is_some_and(is_version)
 }
 
-/// The architecture of a Python of the same version that is not an image's: the name of an interpreter.
+/// The architecture of an interpreter of the same version that is not an image's.
 pub fn without_image(architecture: &str) -> &str {
     architecture.strip_suffix(OF_IMAGE).unwrap_or(architecture)
 }

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{Manifest, PackageKind};
+use sublet_proto::package::{Build, Manifest, PackageKind};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
@@ -21,8 +21,10 @@ use super::fault::check_by;
 const CHECK: &str = include_str!("check.js");
 /// Lock files of npm, the one that precedes first.
 const LOCKS: [&str; 2] = ["npm-shrinkwrap.json", "package-lock.json"];
-/// Files of a package that npm needs to install its dependencies.
-const FOR_NPM: [&str; 4] = ["package.json", LOCKS[0], LOCKS[1], ".npmrc"];
+/// npm's configuration, which may hold the token of a registry.
+pub(super) const CONFIGURATION: &str = ".npmrc";
+/// Files of a folder that npm needs to install its dependencies.
+const FOR_NPM: [&str; 4] = ["package.json", LOCKS[0], LOCKS[1], CONFIGURATION];
 /// Folder of dependencies.
 pub(super) const MODULES: &str = "node_modules";
 /// Entries of that folder that no function needs: links to programs, and npm's own notes.
@@ -35,9 +37,21 @@ pub(super) fn is_for_nodejs(manifest: &Manifest) -> bool {
     manifest.builds.iter().any(|build| build.kind.as_deref() == Some(PackageKind::Nodejs.name()))
 }
 
+/// Whether a build for the Node.js of nodes imports what the package has. Functions in an image import what the image has.
+pub(super) fn needs_modules(manifest: &Manifest) -> bool {
+    let is_of_node =
+        |build: &Build| build.kind.as_deref() == Some(PackageKind::Nodejs.name()) && build.image.is_none();
+    manifest.builds.iter().any(is_of_node)
+}
+
 /// Whether a lock file is among a package's own files.
 pub(super) fn is_locked(files: &[PackageFile]) -> bool {
     files.iter().any(|file| LOCKS.contains(&file.path.as_str()))
+}
+
+/// Removes npm's configuration: no function needs it, and everyone who may execute the package could read it.
+pub(super) fn remove_configuration(files: &mut Vec<PackageFile>) {
+    files.retain(|file| file.path.rsplit('/').next() != Some(CONFIGURATION));
 }
 
 /// A folder that is removed in the end.

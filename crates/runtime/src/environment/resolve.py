@@ -361,6 +361,12 @@ def check_requirement(line, where):
         raise Refused(f"{where}: {line!r} is not a wheel, and nothing is compiled: {MAKE_WHEEL}")
 
 
+def check_any(lines, where):
+    """Refuses comments and options without any requirement."""
+    if not any(line.strip() and not line.strip().startswith(("-", "#")) for _, line in lines):
+        raise Refused(f"{where} has no requirements, only comments or options: without requirements no environment is needed")
+
+
 def local_folders(request, lines):
     """Folders with wheels, which may change between two resolutions."""
     folders = list(request["find_links"])
@@ -593,10 +599,12 @@ def inputs(request, target):
         for _, line in lines:
             if re.match(r"-(?!-hash)", line.strip()):
                 raise Refused(f"{line!r} is an option: write it into a requirements file, or use index= and find_links=")
+        check_any(lines, "the list of requirements")
     elif path.endswith(".toml") or os.path.basename(path) == "uv.lock":
         lines = []
     else:
         lines = list(lines_of(path, set()))
+        check_any(lines, path)
     for where, line in lines:
         check_requirement(line.strip(), where or "requirements")
     seen["lines"] = [line for _, line in lines]

@@ -53,7 +53,7 @@ pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), 
     if is_ours {
         return Ok(());
     }
-    let message = "this worker's memory cannot be swapped: that of packages of native code and of Python can";
+    let message = "this worker's memory cannot be swapped: that of packages of native code and of Python can, but for images with musl";
     Err(Error::new(Code::InvalidArgument, message))
 }
 

@@ -14,11 +14,13 @@ use super::next;
 use crate::swap::is_paging;
 
 /// Makes the program, or the library that is loaded before all others, allocate large pieces from swapped memory while
-/// a component executes that swaps: see [`worker::swapping`](crate::worker::swapping).
+/// a component executes that swaps: see [`worker::swapping`](crate::worker::swapping). With musl it does nothing: the
+/// functions that it replaces could not be reached any more.
 #[macro_export]
 macro_rules! interpose_malloc {
     () => {
         /// The C library's functions of these names.
+        #[cfg(not(target_env = "musl"))]
         mod interposed {
             use std::ffi::{c_int, c_void};
 

@@ -7,12 +7,18 @@ use std::ffi::CStr;
 use libc::{c_int, c_void};
 use sublet_fabric::sync::{AtomicU64, Ordering};
 
-// The C library's own functions, by the names that no library replaces.
+// The C library's own functions, by the names that no library replaces. musl exports no such names, and programs with
+// musl do not replace these functions: see `interpose_malloc`.
 unsafe extern "C" {
+    #[cfg_attr(target_env = "musl", link_name = "malloc")]
     fn __libc_malloc(size: usize) -> *mut c_void;
+    #[cfg_attr(target_env = "musl", link_name = "calloc")]
     fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    #[cfg_attr(target_env = "musl", link_name = "realloc")]
     fn __libc_realloc(at: *mut c_void, size: usize) -> *mut c_void;
+    #[cfg_attr(target_env = "musl", link_name = "memalign")]
     fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    #[cfg_attr(target_env = "musl", link_name = "free")]
     fn __libc_free(at: *mut c_void);
 }
 

@@ -1,4 +1,4 @@
-//! The report of an image's interpreter on what it is, and the reasons for which it cannot execute functions. The image
+//! The report of an image's Python on what it is, and the reasons for which it cannot execute functions. The image
 //! has written all of it: nothing here is trusted, and each part is bounded and escaped before it is shown.
 
 use std::path::Path;
@@ -6,7 +6,9 @@ use std::path::Path;
 use sublet_proto::text::printable_line;
 use sublet_sandbox::ProgramEnd;
 
-use super::answer::{ImagePython, PROGRAM};
+use super::answer::ImageInterpreter;
+use super::language::ImageLanguage;
+use crate::execution::c_library::CLibrary;
 
 /// First word of a report.
 const REPORT: &str = "sublet-python";
@@ -19,14 +21,14 @@ const LAST_LINES: usize = 4;
 /// Begin of the line with which an interpreter reports that it cannot start.
 const FATAL: &str = "Fatal Python error";
 
-/// A report of [`ASK`](super::asking::ASK).
+/// A report of the code in `ask.py`.
 pub(super) struct PythonReport<'output> {
     version: &'output str,
     implementation: &'output str,
     has_lock: bool,
     libc: &'output str,
     program: &'output str,
-    /// Why the library of workers cannot be loaded; empty if it can.
+    /// Why the library of workers cannot be loaded; empty if it can, or if it is for another C library.
     fault: &'output str,
 }
 
@@ -49,14 +51,16 @@ impl PythonReport<'_> {
     }
 
     /// The Python, or why it cannot execute functions.
-    pub(super) fn checked(self) -> Result<ImagePython, String> {
+    pub(super) fn checked(self) -> Result<ImageInterpreter, String> {
         let (version, implementation) = (shown(self.version), shown(self.implementation));
         let numbers = version
             .split_once('.')
             .and_then(|(major, minor)| Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?)));
         let (major, minor) = OLDEST;
         match numbers {
-            _ if implementation != "cpython" => Err(format!("its Python is {implementation}, and CPython is needed")),
+            _ if implementation != "cpython" => {
+                Err(format!("its Python is {implementation}, and CPython is needed"))
+            }
             Some(numbers) if numbers < OLDEST => {
                 Err(format!("its Python is {version}, and {major}.{minor} or later is needed"))
             }
@@ -64,25 +68,25 @@ impl PythonReport<'_> {
             _ if !self.has_lock => Err(format!(
                 "its Python {version} is free-threaded, and one with the global interpreter lock is needed"
             )),
-            _ if !self.libc.starts_with("glibc") => {
-                Err("its Python is not built for glibc, and Sublet's worker is (images with musl, as Alpine's, are not supported)".to_owned())
-            }
             _ if !self.fault.is_empty() => {
                 Err(format!("its Python {version} cannot load Sublet's worker: {}", shown(self.fault)))
             }
             Some(_) => {
+                let libc = CLibrary::parse(self.libc)
+                    .ok_or("its Python is linked with another C library than glibc and musl")?;
                 let program = Path::new(self.program);
-                let program = if program.is_absolute() { program } else { Path::new(PROGRAM) };
-                Ok(ImagePython { program: program.to_owned(), version })
+                let named = Path::new(ImageLanguage::Python.program());
+                let program = if program.is_absolute() { program } else { named };
+                Ok(ImageInterpreter { program: program.to_owned(), version, libc })
             }
         }
     }
 }
 
 /// Why an interpreter has not reported what it is.
-pub(super) fn no_report(end: ProgramEnd, output: &str) -> String {
+pub(super) fn no_report(program: &str, end: ProgramEnd, output: &str) -> String {
     let why = last_words(output).unwrap_or_else(|| "it printed nothing".to_owned());
-    format!("its {PROGRAM} does not work: it {end}, {why}")
+    format!("its {program} does not work: it {end}, {why}")
 }
 
 /// The end of an output that says why a program ended, as a part of a message.
@@ -103,7 +107,7 @@ pub(super) fn shown(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn checked(fields: &str) -> Result<ImagePython, String> {
+    fn checked(fields: &str) -> Result<ImageInterpreter, String> {
         let output = format!("a warning\n{REPORT}\t{}\nmore\n", fields.replace(' ', "\t").replace('_', " "));
         PythonReport::find(&output).expect("a report").checked()
     }
@@ -112,14 +116,17 @@ mod tests {
     fn accepts_only_a_python_that_can_be_a_worker() {
         let python = checked("3.12 cpython lock glibc_2.36 /opt/venv/bin/python3 ").unwrap();
         assert_eq!((python.program.to_str(), &*python.version), (Some("/opt/venv/bin/python3"), "3.12"));
-        assert_eq!(checked("3.14 cpython lock glibc_2.41  ").unwrap().program, Path::new(PROGRAM));
+        assert_eq!(checked("3.14 cpython lock glibc_2.41  ").unwrap().program, Path::new("python3"));
+        let of_libc = |libc: &str| checked(&format!("3.14 cpython lock {libc} /p ")).unwrap().libc;
+        assert_eq!((of_libc("glibc_2.36"), of_libc("musl")), (CLibrary::Glibc, CLibrary::Musl));
         for (fields, named) in [
             ("3.10 cpython lock glibc_2.36 /p ", "3.10, and 3.11 or later"),
             ("2.7 cpython lock glibc_2.36 /p ", "2.7, and 3.11 or later"),
             ("x cpython lock glibc_2.36 /p ", "\"x\""),
             ("3.11 pypy lock glibc_2.36 /p ", "pypy"),
             ("3.14 cpython free glibc_2.36 /p ", "free-threaded"),
-            ("3.12 cpython lock  /p ", "musl"),
+            ("3.12 cpython lock  /p ", "another C library than glibc and musl"),
+            ("3.12 cpython lock musl /p no_symbol", "no symbol"),
             ("3.12 cpython lock glibc_2.31 /p GLIBC_2.34_not_found", "GLIBC 2.34 not found"),
         ] {
             let fault = checked(fields).unwrap_err();
@@ -130,17 +137,22 @@ mod tests {
 
     #[test]
     fn describes_an_interpreter_that_ends_without_a_report() {
-        let fault = no_report(ProgramEnd::Status(1), "\nFatal Python error\n\n  \x1b[1mno encodings\n");
+        let fault =
+            no_report("python3", ProgramEnd::Status(1), "\nFatal Python error\n\n  \x1b[1mno encodings\n");
         assert_eq!(
             fault,
             "its python3 does not work: it exited with status 1, Fatal Python error / \\x1b[1mno encodings"
         );
         let numbered: Vec<_> = (0..9).map(|number| number.to_string()).collect();
-        let fault = no_report(ProgramEnd::Status(1), &numbered.join("\n"));
+        let fault = no_report("python3", ProgramEnd::Status(1), &numbered.join("\n"));
         assert!(fault.ends_with("status 1, 5 / 6 / 7 / 8"), "{fault}");
-        let fault = no_report(ProgramEnd::Status(1), "prefix\nFatal Python error: x\n1\n2\n3\n4\n5\n");
+        let fault =
+            no_report("python3", ProgramEnd::Status(1), "prefix\nFatal Python error: x\n1\n2\n3\n4\n5\n");
         assert!(fault.ends_with("status 1, Fatal Python error: x / 1 / 2 / 3 / 4 / 5"), "{fault}");
-        assert!(no_report(ProgramEnd::Signal(11), "").ends_with("killed by SIGSEGV, it printed nothing"));
-        assert!(no_report(ProgramEnd::Status(1), &"x".repeat(5000)).len() < 600);
+        assert!(
+            no_report("python3", ProgramEnd::Signal(11), "")
+                .ends_with("killed by SIGSEGV, it printed nothing")
+        );
+        assert!(no_report("python3", ProgramEnd::Status(1), &"x".repeat(5000)).len() < 600);
     }
 }

@@ -14,7 +14,8 @@ use sublet_sandbox::{
     Devices, IsolationKind, Language, NetworkAccess, SandboxProgram, Spec, Template, TemplateImage,
 };
 
-use super::answer::ImagePython;
+use super::answer::ImageInterpreter;
+use crate::execution::c_library::CLibrary;
 
 /// Images whose interpreters the operator trusts like those of the node.
 #[derive(Debug, Default)]
@@ -27,9 +28,10 @@ impl TrustedImages {
 
     /// Template whose copy can take the place of a worker in a container. `None` if the image is not trusted, or the worker has
     /// what a copy cannot have: another program makes its container, or it uses the network, a device or its own page faults.
+    /// With musl there are no copies: only its own `fork` tells it the number of the new process's thread.
     pub(super) fn template(
         &self,
-        (digest, python): (&str, &ImagePython),
+        (digest, python): (&str, &ImageInterpreter),
         build: &PackageBuild,
         spec: &Spec,
     ) -> Option<Template> {
@@ -38,7 +40,7 @@ impl TrustedImages {
         let is_trusted = digest.parse::<Digest>().is_ok_and(|digest| self.0.contains(&digest));
         let is_plain = spec.network == NetworkAccess::None && spec.devices == Devices::None;
         // A name would be looked up by the copy's sandbox only.
-        if !is_trusted || !is_plain || !python.program.is_absolute() {
+        if !is_trusted || !is_plain || !python.program.is_absolute() || python.libc == CLibrary::Musl {
             return None;
         }
         Some(Template {
@@ -90,10 +92,14 @@ mod tests {
         }
     }
 
+    fn python(program: &str) -> ImageInterpreter {
+        ImageInterpreter { program: program.into(), version: "3.12".to_owned(), libc: CLibrary::Glibc }
+    }
+
     /// The template of a worker in an image of this digest, where only that of ones is trusted.
     fn template(digest: &str, program: &str, spec: &Spec) -> Option<Template> {
         let build = PackageBuild { imports: vec!["json".to_owned()], ..PackageBuild::default() };
-        let python = ImagePython { program: program.into(), version: "3.12".to_owned() };
+        let python = python(program);
         let trusted = TrustedImages::new(&[self::digest("1")]);
         trusted.template((digest, &python), &build, spec)
     }
@@ -116,9 +122,13 @@ mod tests {
         for other in [other.as_str(), &upper, &trusted[7..], ""] {
             assert_eq!(template(other, "/bin/python3", &worker()), None, "{other}");
         }
-        let python = ImagePython { program: "/bin/python3".into(), version: "3.12".to_owned() };
+        let python = python("/bin/python3");
         let none = TrustedImages::default();
         assert_eq!(none.template((&trusted, &python), &PackageBuild::default(), &worker()), None);
+        let with_musl = ImageInterpreter { libc: CLibrary::Musl, ..python.clone() };
+        let images = TrustedImages::new(&[digest("1")]);
+        let template = |python| images.template((&trusted, python), &PackageBuild::default(), &worker());
+        assert!(template(&python).is_some() && template(&with_musl).is_none());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Queries of images: each image is asked once for all leases that need its Python, and its answer is remembered.
+//! Queries of images: each image is asked once for all leases that need its interpreter, and its answer is remembered.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use sublet_fabric::sync::lock;
 use sublet_proto::Code;
 
-use super::answer::{Answer, ImagePython, QueryKey};
+use super::answer::{Answer, ImageInterpreter, QueryKey};
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
 
 /// Bounds of queries. Each query may use 512 MiB of the node's memory, beside those of leases.
 const BOUNDS: WorkBounds =
     WorkBounds { of_node: 8, of_tenant: 2, calls_of_tenant: 1024, patience: Duration::from_secs(90) };
-/// Images whose Python is remembered.
+/// Interpreters of images that are remembered.
 const MAX_KNOWN: usize = 1024;
 /// How long an image is refused without being asked again: the state of the node may have been the cause, such as a lack of
 /// memory.
@@ -20,7 +20,7 @@ const REFUSAL: Duration = Duration::from_secs(60);
 
 /// See the [module](self).
 pub(super) struct Queries {
-    work: SharedWork<QueryKey, ImagePython>,
+    work: SharedWork<QueryKey, ImageInterpreter>,
     known: Mutex<KnownResults<QueryKey, Answer>>,
 }
 
@@ -48,7 +48,7 @@ impl Queries {
         &self,
         key: &QueryKey,
         tenant: &str,
-        ask: impl FnOnce() -> WorkEnd<ImagePython>,
+        ask: impl FnOnce() -> WorkEnd<ImageInterpreter>,
     ) -> Answer {
         if let Some(known) = self.find(key, tenant) {
             return known;
@@ -81,7 +81,7 @@ fn describe(refusal: WorkRefusal, bounds: &WorkBounds) -> String {
     let WorkBounds { of_node, of_tenant, calls_of_tenant, patience } = bounds;
     match refusal {
         WorkRefusal::TooManyCalls => {
-            format!("{calls_of_tenant} starts of this tenant wait for Pythons of images already")
+            format!("{calls_of_tenant} starts of this tenant wait for interpreters of images already")
         }
         WorkRefusal::TooLate => format!(
             "it has not reported its version after {} s: a node asks at most {of_tenant} images of a tenant and {of_node} of \
