@@ -11,7 +11,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::channel::{self, Channel};
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Receiver};
 use crate::memory::pieces::CacheSize;
 
 pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
@@ -92,7 +92,8 @@ impl WorkerRun {
     }
 
     /// Takes the next message that any instance of a component has sent to this one, and waits for it at most until the
-    /// deadline. Returns its length and the number of its sender.
+    /// deadline. Returns its length and the number of its sender. Threads of the instance may receive at the same time;
+    /// each message goes to one of them.
     ///
     /// # Errors
     /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component
@@ -104,7 +105,8 @@ impl WorkerRun {
         into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {
-        self.mailbox(component)?.receive(own, into, deadline)
+        let receiver = Receiver { instance: own, worker: own.saturating_sub(self.first_instance) };
+        self.mailbox(component)?.receive(receiver, into, deadline)
     }
 
     /// The channel of this process's swap space.
