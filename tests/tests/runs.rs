@@ -307,6 +307,80 @@ fn resumed_run_keeps_a_number_of_instances_that_memory_decided() {
     assert_eq!(told_by_instances(&longer).len(), 2, "a new run has a number of its own");
 }
 
+/// A worker that no component before has, so that it is leased ahead.
+fn own_worker() -> Value {
+    json!({ "resources": { "memory_bytes": 64 * MIB } })
+}
+
+#[test]
+fn workers_leased_ahead_join_memory_before_their_component() {
+    let platform = platform();
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute("wait", "who_later"),
+        compute_with("share", "share", &own_worker()),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "wait"),
+        trigger("wait", "share"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+    ];
+    let graph = document("ahead", &components, &edges);
+    for fabric in [None, tcp(false)] {
+        // Eight thousand bytes are two segments. There are no sums yet.
+        for (prewarm, segments) in [(Some(Duration::ZERO), 2), (None, 0)] {
+            let options =
+                RunOptions { patience: PATIENCE, fabric: fabric.clone(), prewarm, ..RunOptions::default() };
+            let application = application_with(&platform, &graph, options);
+            // A busy machine may not have started the worker when the component before has ended.
+            wait_until("a run's workers have joined its memory ahead", || {
+                let outcome = application.run(&1000u64.to_le_bytes()).unwrap();
+                assert_eq!(
+                    outcome.outputs,
+                    [("share".to_owned(), vec![sum_to(1000).to_le_bytes().to_vec()])]
+                );
+                let share = outcome.components.iter().find(|of| of.component == "share").unwrap();
+                share.joined_ahead == segments
+            });
+        }
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn workers_that_joined_memory_ahead_notice_that_it_was_made_shorter() {
+    let platform = platform();
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute("cut", "cut"),
+        compute_with("again", "fill", &own_worker()),
+        compute("share", "share"),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "cut"),
+        trigger("cut", "again"),
+        trigger("again", "share"),
+        access("fill", "numbers", "write"),
+        access("cut", "numbers", "write"),
+        access("again", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+    ];
+    let graph = document("cut", &components, &edges);
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { retries: 0, patience: PATIENCE, fabric, ..RunOptions::default() };
+        let outcome = application_with(&platform, &graph, options).run(&1000u64.to_le_bytes()).unwrap();
+        assert_eq!(outcome.outputs, [("share".to_owned(), vec![sum_to(1000).to_le_bytes().to_vec()])]);
+    }
+    assert_idle(&platform);
+}
+
 /// One asks another as often as the input says.
 fn talk() -> Vec<u8> {
     let components = [

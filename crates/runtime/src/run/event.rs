@@ -54,6 +54,8 @@ pub(super) struct ExecutionResult {
     pub(super) allocated_byte_us: u64,
     /// Usage of the workers' leases.
     pub(super) readings: Vec<Readings>,
+    /// Segments that the workers had joined when the component began.
+    pub(super) joined_ahead: u32,
 }
 
 /// Reason why a component failed.

@@ -307,6 +307,12 @@ impl Channel {
         self.pieces.mapped(offset, len_bytes)
     }
 
+    /// Requests the pieces that exist, before any function accesses them.
+    pub(super) fn join(&self) {
+        // A piece that is not reached now is requested again by the first access, which reports the reason.
+        let _ = self.ask(v1::MemoryQuestion { if_there: true, ..v1::MemoryQuestion::default() });
+    }
+
     /// Claims the queue of a worker's instance for the calling thread; `None` while another thread has it.
     #[inline]
     pub(super) fn claim_queue(&self, worker: u32) -> Option<QueueClaim<'_>> {
