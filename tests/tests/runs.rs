@@ -1041,25 +1041,62 @@ fn a_tenants_graphs_and_runs_are_its_own() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_not_handed_on() {
+fn what_cannot_be_recorded_has_no_effect() {
     let mut cluster = Cluster::start(ClusterPlan { disk_bytes: Some(16 * MIB), ..ClusterPlan::default() });
     cluster.add_agent(LentCores::cores(2));
     cluster.publish(library("components.c"));
     let Some(disk) = &cluster.disk else { return };
+    for has_effects in [true, false] {
+        let mut graph: Value = serde_json::from_slice(&chain(2)).unwrap();
+        graph["components"][1]["external_effects"] = json!(has_effects);
+        let document = graph.to_string();
+        let application =
+            Application::deploy(cluster.user("one"), document.as_bytes(), RunOptions::default()).unwrap();
+        let mut input = vec![0; 200 << 10];
+        application.run(&input).unwrap();
+        input[0] = 0xff;
+        let mut began = Vec::new();
+        let outcome = application.run_with(&input, |news| {
+            if let News::Began { component, .. } = news {
+                began.push(component.clone());
+                disk.fill();
+            }
+        });
+        assert_fails(outcome, Code::StoreFull, &[]);
+        // A component whose effects stay within the run may begin meanwhile.
+        assert!(!has_effects || began == ["step0"], "{began:?}");
+        disk.empty();
+        cluster.wait_until_idle();
+        wait_until("a store with free space takes runs again", || application.run(b"\0x").is_ok());
+    }
+}
+
+#[test]
+fn components_begin_while_their_inputs_are_being_stored() {
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    let agent = cluster.add_agent(LentCores::cores(2));
+    cluster.publish(library("components.c"));
     let application = Application::deploy(cluster.user("one"), &chain(2), RunOptions::default()).unwrap();
-    let mut input = vec![0; 200 << 10];
-    application.run(&input).unwrap();
-    input[0] = 0xff;
-    let mut began = Vec::new();
-    let outcome = application.run_with(&input, |news| {
-        if let News::Began { component, .. } = news {
-            began.push(component.clone());
-            disk.fill();
-        }
+    let (tell, events) = std::sync::mpsc::channel();
+    let outcome = scope(|scope| {
+        let hear = move |news: &News| {
+            let event = match news {
+                News::Began { component, .. } => format!("{component} began"),
+                News::Ended { component, .. } => format!("{component} ended"),
+                _ => return,
+            };
+            let _ = tell.send(event);
+        };
+        let run = scope.spawn(|| application.run_with(b"\xffx", hear));
+        wait_until("the first component has a worker", || !cluster.agents[agent].workers().is_empty());
+        cluster.managers[0].pause();
+        let said: Vec<String> = (0..4).map_while(|_| events.recv_timeout(PATIENCE).ok()).collect();
+        let has_returned = run.is_finished();
+        cluster.managers[0].resume();
+        assert_eq!(said, ["step0 began", "step0 ended", "step1 began", "step1 ended"]);
+        assert!(!has_returned, "outputs are returned before they are stored");
+        run.join().unwrap()
     });
-    assert_fails(outcome, Code::StoreFull, &[]);
-    assert_eq!(began, ["step0"]);
-    disk.empty();
+    assert_eq!(outcome.unwrap().outputs[0].1, [b"\xffx".to_vec()]);
     cluster.wait_until_idle();
-    wait_until("a store with free space takes runs again", || application.run(b"\0x").is_ok());
 }

@@ -1,7 +1,7 @@
 //! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
 //!
 //! A client drives a run. The manager keeps what the client needs if it, or a component, dies: the input, and each
-//! message, stored before any component has it. When the run has ended the messages are removed, and a record of it
+//! message. When the run has ended the messages are removed, and a record of it
 //! stays, with the usage of each component, and the memory over time. Reports of a client on a running run are for
 //! observers, and each replaces the one before.
 

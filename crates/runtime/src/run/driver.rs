@@ -84,12 +84,17 @@ pub(super) struct RunDriver<'run> {
 impl<'run> RunDriver<'run> {
     pub(super) fn new(
         application: &'run Application,
-        journal: RunJournal,
+        mut journal: RunJournal,
         input: Vec<u8>,
         news: &'run mut dyn FnMut(&News),
     ) -> RunDriver<'run> {
         let graph = application.graph.clone();
         let (tell, events) = channel();
+        let failed = tell.clone();
+        journal.start_writing(move |error| {
+            // If the receiver is gone, the run is over.
+            let _ = failed.send(RunEvent::NotRecorded { error });
+        });
         let uses = Uses::new(&graph);
         RunDriver {
             account: RunBudget::new(graph.clone(), &application.described),
@@ -192,6 +197,7 @@ impl<'run> RunDriver<'run> {
                 Ok(Vec::new())
             }
             RunEvent::Ended(ended) => self.ended(*ended),
+            RunEvent::NotRecorded { error } => Err(error),
             RunEvent::Wanting { component, error } => {
                 self.tell_waiting(component, error);
                 self.spare();
@@ -387,7 +393,10 @@ impl<'run> RunDriver<'run> {
         self.account.turn(over, begun);
         for step in steps {
             match step {
-                RunStep::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
+                RunStep::Record { from, to, outputs } => {
+                    self.journal.record(from, &to, &outputs)?;
+                    self.settle_effects(from)?;
+                }
                 RunStep::Start { component, attempt, input } => self.start(component, attempt, input)?,
                 RunStep::Cancel { component } => {
                     if let Some(running) = self.running.remove(&component) {
@@ -395,11 +404,25 @@ impl<'run> RunDriver<'run> {
                     }
                 }
                 RunStep::Drop { memory } => self.drop_memory(memory),
-                RunStep::Finish { outputs } => return Ok(Some(outputs)),
+                RunStep::Finish { outputs } => {
+                    self.journal.flush()?;
+                    return Ok(Some(outputs));
+                }
             }
         }
         self.release_idle();
         Ok(None)
+    }
+
+    /// Waits until everything is recorded, before a component with external effects begins and after it has ended: its
+    /// effects survive this client, so the records must, too.
+    fn settle_effects(&self, component: usize) -> Result<(), Error> {
+        let compute = self.application.graph.components[component].compute();
+        if compute.is_some_and(|compute| compute.has_external_effects) {
+            self.journal.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives back the workers that no component will use.
@@ -461,6 +484,7 @@ impl<'run> RunDriver<'run> {
 
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
         self.count_instances(component)?;
+        self.settle_effects(component)?;
         let channels = self.channels(component)?;
         for access in channels.iter().filter(|access| access.memory.begin()) {
             self.uses.components[access.memory.index].attempts += 1;

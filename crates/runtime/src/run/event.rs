@@ -30,6 +30,10 @@ pub(super) enum RunEvent {
         generation: usize,
         error: Error,
     },
+    /// A record could not be stored, which ends the run.
+    NotRecorded {
+        error: Error,
+    },
     /// All instances of a component have released a memory component.
     Released {
         component: usize,
