@@ -164,6 +164,25 @@ fn limits_of_an_application_hold_over_runs_of_several_clients() {
     assert_idle(&platform);
 }
 
+#[test]
+fn runs_that_wait_for_each_others_part_of_a_limit_all_end() {
+    let platform = platform();
+    let mut graph: Value = serde_json::from_slice(&talk()).unwrap();
+    // Two components exchange messages, and each of the runs has a core while its entry lasts.
+    graph["limits"] = json!({ "application_cores": 2 });
+    let options = RunOptions { patience: Duration::from_secs(20), ..RunOptions::default() };
+    let application = application_with(&platform, graph.to_string().as_bytes(), options);
+    let count = 255u64;
+    scope(|scope| {
+        let runs: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| application.run(&count.to_le_bytes()).unwrap())).collect();
+        for run in runs {
+            assert_talked(&run.join().unwrap(), count);
+        }
+    });
+    assert_idle(&platform);
+}
+
 /// Numbers that are written into a memory component, which is the result.
 fn numbers_as_result() -> Vec<u8> {
     let mut numbers = memory("numbers");

@@ -428,6 +428,15 @@ fn check_id(run: &str) -> Result<(), Error> {
     Err(Error::new(Code::UnknownRun, format!("{shown:?} is no run: {ID_DIGITS} hexadecimal digits")))
 }
 
+/// The number of a run, by which runs are in the order of their beginnings.
+///
+/// # Errors
+/// `unknown_run` if this is no run's identifier.
+pub(crate) fn run_number(run: &str) -> Result<u128, Error> {
+    check_id(run)?;
+    u128::from_str_radix(run, 16).map_err(|error| Error::new(Code::UnknownRun, format!("run {run}: {error}")))
+}
+
 fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {
     let nodes = components.iter().map(|used| used.nodes.len()).max().unwrap_or_default();
     for (what, count, most) in [

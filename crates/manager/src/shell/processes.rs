@@ -86,6 +86,7 @@ impl Shell {
             wait_ms: 0,
             refusals: Refusals::default(),
             application: None,
+            run: None,
         })
     }
 }

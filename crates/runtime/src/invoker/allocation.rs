@@ -62,6 +62,8 @@ pub struct Allocation {
     warm: String,
     /// Name of the graph whose runs are limited together; empty: none.
     application: String,
+    /// The run of that graph; empty: none.
+    run: String,
     pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
@@ -96,6 +98,7 @@ impl Allocation {
             near: Vec::new(),
             warm: String::new(),
             application: String::new(),
+            run: String::new(),
             pool: None,
             fabric: None,
             interface: None,
@@ -286,9 +289,10 @@ impl Allocation {
         self
     }
 
-    /// Counts the leases under the limits over all runs of an application.
-    pub(crate) fn application(mut self, name: &str) -> Allocation {
+    /// Counts the leases under the limits over all runs of an application, for one of these runs.
+    pub(crate) fn application(mut self, name: &str, run: &str) -> Allocation {
         name.clone_into(&mut self.application);
+        run.clone_into(&mut self.run);
         self
     }
 
@@ -348,6 +352,7 @@ impl Allocation {
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             refused: String::new(),
             application: self.application.clone(),
+            run: self.run.clone(),
             needs: Some(needs).filter(|needs| !needs.is_empty()),
             options: Some(WorkerOptions {
                 slots: self.slots,

@@ -51,6 +51,7 @@ pub(super) struct ComponentJob {
     pub(super) application: String,
     /// Whether the graph limits all runs of the application together.
     pub(super) is_limited: bool,
+    pub(super) run: String,
     pub(super) compute: Compute,
     /// The leased package: the version of the component's package when the run began.
     pub(super) package: String,
@@ -253,7 +254,7 @@ impl ComponentExecutor {
             .warm(format!("{application}/{name}"))
             .wait(wait);
         if self.job.is_limited {
-            allocation = allocation.application(application);
+            allocation = allocation.application(application, &self.job.run);
         }
         if !options.keep_alive.is_zero() {
             allocation = allocation.idle_timeout(options.keep_alive);

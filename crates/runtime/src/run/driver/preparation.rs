@@ -57,6 +57,7 @@ impl RunDriver<'_> {
             name: of.name.clone(),
             application: graph.name.clone(),
             is_limited: graph.limits.limit_application(),
+            run: self.journal.run().to_owned(),
             package: self.journal.pinned(&compute.package),
             compute,
             near,
@@ -162,7 +163,7 @@ impl RunDriver<'_> {
                     let options = &self.application.options;
                     let mut plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
                     if graph.limits.limit_application() {
-                        plan = plan.application(&graph.name);
+                        plan = plan.application(&graph.name, self.journal.run());
                     }
                     if let Some(fabric) = &options.fabric {
                         plan = plan.fabric(fabric.clone());
