@@ -15,7 +15,7 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{is_image_python, is_interpreter, is_nodejs, is_processor, is_python};
+use sublet_proto::package::{PORTABLE, is_image_python, is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
@@ -104,7 +104,7 @@ impl WorkerProcess {
         let setup = setup.encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let own = [held.inbox.fd(), held.meter.region().fd()];
-        let faults = (held.options.swap_bytes > 0).then(device).transpose()?;
+        let faults = swaps(held, runnable.build()).then(device).transpose()?;
         let faults = faults.iter().map(AsFd::as_fd);
         let shimmed = [of_process.as_fd()];
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
@@ -287,6 +287,20 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether a lease's worker process swaps. If the lease asks for it only if possible, processes of packages whose memory
+/// cannot be swapped do without, and so do all on a node that cannot handle page faults.
+fn swaps(held: &AttachedLease, build: &PackageBuild) -> bool {
+    let v1::WorkerOptions { swap_bytes, swap_if_possible, .. } = held.options;
+    let is_possible = || can_swap(&build.architecture) && device().is_ok();
+    swap_bytes > 0 && (!swap_if_possible || is_possible())
+}
+
+/// Whether the memory of functions in packages of this architecture can be swapped: the worker program of native code,
+/// and that of Python, allocates it.
+fn can_swap(architecture: &str) -> bool {
+    is_python(architecture) || is_processor(architecture) && architecture != PORTABLE
+}
+
 /// The sandbox in which a lease's workers run.
 fn spec(
     WorkerProgram { kind, program, args }: WorkerProgram,
@@ -307,7 +321,7 @@ fn spec(
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => {
-            let devices = if held.options.swap_bytes > 0 { Devices::Faults } else { Devices::None };
+            let devices = if swaps(held, build) { Devices::Faults } else { Devices::None };
             (devices, if is_interpreter(&build.architecture) { environment() } else { Vec::new() })
         }
     };
@@ -474,7 +488,7 @@ fn setup(
         program: None,
         variables: Vec::new(),
         shim: true,
-        local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
+        local_bytes: if swaps(held, runnable.build()) { local_bytes(lent_bytes) } else { 0 },
         calls: version::CALLS,
     }
 }

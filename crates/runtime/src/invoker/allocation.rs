@@ -49,6 +49,8 @@ pub struct Allocation {
     slot_bytes: u64,
     /// Swap memory of each worker, in bytes.
     swap_bytes: u64,
+    /// Whether workers that cannot swap do without.
+    swap_if_possible: bool,
     policy: Policy,
     pub(super) spin: Duration,
     max_nodes: u32,
@@ -87,6 +89,7 @@ impl Allocation {
             slots: 8,
             slot_bytes: 64 << 10,
             swap_bytes: 0,
+            swap_if_possible: false,
             policy: Policy::default(),
             spin: Duration::from_micros(50),
             max_nodes: 0,
@@ -303,6 +306,13 @@ impl Allocation {
         self
     }
 
+    /// Sets the amount of memory that each worker may swap like [`Allocation::swap_bytes`]; workers that cannot swap do
+    /// without.
+    pub(crate) fn swap_if_possible(mut self, bytes: u64) -> Allocation {
+        self.swap_if_possible = true;
+        self.swap_bytes(bytes)
+    }
+
     /// The terms by which its nodes are reached.
     pub(super) fn terms(&self) -> Result<ClientTerms, Error> {
         ClientTerms::new(self.fabric.clone(), self.interface.clone())
@@ -360,6 +370,7 @@ impl Allocation {
                 hot_timeout_ns: self.policy.hot_timeout_ns(),
                 swap_bytes: self.swap_bytes,
                 cores: self.cores_each,
+                swap_if_possible: self.swap_if_possible,
             }),
         }
     }

@@ -57,6 +57,8 @@ pub(super) struct ComponentJob {
     pub(super) package: String,
     /// Memory of all instances together, in bytes; `None` leaves it to the managers.
     pub(super) memory_bytes: Option<u64>,
+    /// Whether workers that cannot swap do without: the graph lets all components swap, and names no size for this one.
+    pub(super) swaps_if_possible: bool,
     pub(super) near: Vec<String>,
     pub(super) options: RunOptions,
 }
@@ -272,7 +274,10 @@ impl ComponentExecutor {
             allocation = allocation.pool(pool);
         }
         if let Some(bytes) = compute.resources.swap_bytes {
-            allocation = allocation.swap_bytes(bytes);
+            allocation = match self.job.swaps_if_possible {
+                true => allocation.swap_if_possible(bytes),
+                false => allocation.swap_bytes(bytes),
+            };
         }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use sublet_proto::graph::{Compute, Relation};
+use sublet_proto::graph::{Compute, Graph, Relation};
 use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::{Code, Error};
 
@@ -53,6 +53,7 @@ impl RunDriver<'_> {
         near.truncate(8);
         let job = ComponentJob {
             memory_bytes: self.worker_bytes(&of.name, &compute, attempt),
+            swaps_if_possible: self.is_swap_chosen(component),
             component,
             name: of.name.clone(),
             application: graph.name.clone(),
@@ -93,6 +94,12 @@ impl RunDriver<'_> {
         let usual = || self.account.limits_memory().then_some(MEMORY_PER_CORE_BYTES);
         let each = said.or_else(chosen).or_else(usual)?;
         Some(each.saturating_mul(compute.parallelism.into()))
+    }
+
+    /// Whether a component swaps because the graph lets all components swap: its document names no size.
+    fn is_swap_chosen(&self, component: usize) -> bool {
+        let swap_bytes = |graph: &Graph| graph.components.get(component)?.compute()?.resources.swap_bytes;
+        swap_bytes(&self.application.graph).is_some() && swap_bytes(&self.application.described).is_none()
     }
 
     /// Prepares the environments of upcoming components. Resources that are not available now are requested again when
