@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, Outcome, RunOptions};
+use sublet_proto::v1::Lease;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{library, package};
@@ -331,9 +332,8 @@ fn own_worker() -> Value {
     json!({ "resources": { "memory_bytes": 64 * MIB } })
 }
 
-#[test]
-fn workers_leased_ahead_join_memory_before_their_component() {
-    let platform = platform();
+/// A second passes between a component that writes numbers and one that adds them up with a worker of its own.
+fn ahead() -> Vec<u8> {
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
         compute("wait", "who_later"),
@@ -348,7 +348,50 @@ fn workers_leased_ahead_join_memory_before_their_component() {
         access("share", "numbers", "read"),
         access("share", "sums", "write"),
     ];
-    let graph = document("ahead", &components, &edges);
+    document("ahead", &components, &edges)
+}
+
+fn unix_ms() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[test]
+fn workers_are_leased_ahead_when_the_time_to_prewarm_is_over() {
+    const TAU: Duration = Duration::from_millis(300);
+    let platform = platform();
+    let options = RunOptions { patience: PATIENCE, prewarm: Some(TAU), ..RunOptions::default() };
+    let application = application_with(&platform, &ahead(), options);
+    let reader = platform.invoker();
+    // A busy machine may grant the lease when the component before has ended.
+    wait_until("a worker is leased before its component begins", || {
+        let (mut first_ms, mut granted_ms, mut share_ms) = (None, None, None);
+        let outcome = application.run_with(&1000u64.to_le_bytes(), |news| match news {
+            News::Began { component, .. } if component == "fill" => first_ms = Some(unix_ms()),
+            News::Began { component, .. } if component == "share" => share_ms = Some(unix_ms()),
+            News::Ended { component, .. } if component == "wait" => {
+                let leases = reader.manager().leases().unwrap();
+                // That of the run before may be ending.
+                let is_own = |lease: &&Lease| {
+                    lease.memory_bytes == 64 * MIB && first_ms.is_some_and(|ms| lease.granted_unix_ms >= ms)
+                };
+                granted_ms = leases.iter().find(is_own).map(|lease| lease.granted_unix_ms);
+            }
+            _ => {}
+        });
+        outcome.unwrap();
+        let (first_ms, share_ms) = (first_ms.unwrap(), share_ms.unwrap());
+        let Some(granted_ms) = granted_ms else { return false };
+        // The time counts from the call of a component, at the earliest that of the first.
+        assert!(granted_ms >= first_ms + 290, "granted at {granted_ms}, and the run began at {first_ms}");
+        granted_ms <= share_ms
+    });
+    assert_idle(&platform);
+}
+
+#[test]
+fn workers_leased_ahead_join_memory_before_their_component() {
+    let platform = platform();
+    let graph = ahead();
     for fabric in [None, tcp(false)] {
         // Eight thousand bytes are two segments. There are no sums yet.
         for (prewarm, segments) in [(Some(Duration::ZERO), 2), (None, 0)] {
