@@ -320,7 +320,7 @@ impl Channel {
         let Some(claim) = self.claims.get(worker as usize) else { return Some(QueueClaim(None)) };
         // Acquire pairs with the Release of the previous claim's end, so that its changes of the queue are seen.
         let before = claim.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-        before.is_ok().then_some(QueueClaim(Some(claim)))
+        before.ok().map(|_| QueueClaim(Some(claim)))
     }
 
     /// The piece that has all of a stretch, which is made if it is not there.

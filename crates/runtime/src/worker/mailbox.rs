@@ -3,7 +3,8 @@
 //!
 //! A queue is a ring of records, each a word and its message. Senders claim their records by moving the tail, write the
 //! message and then the word. The instance that owns the queue takes records in their order, sets them to zero and
-//! moves the head, one of its threads at a time. On another machine the same steps are executed over the connection, one after the other.
+//! moves the head, one of its threads at a time. On another machine the same steps are executed over the connection, one
+//! after the other.
 //!
 //! Invariants:
 //! - All bytes between the tail and the head are zero, so a word that is not zero marks a complete message.

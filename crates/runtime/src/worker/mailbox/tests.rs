@@ -69,7 +69,7 @@ fn threads_that_receive_at_once_get_each_message_once() {
     let [receiving, sending] = ends();
     let receive = || {
         let mailbox = Mailbox { channel: &channel, told: &receiving };
-        let (mut found, mut bytes) = (Vec::new(), [0; 4]);
+        let (mut found, mut bytes) = (Vec::new(), [0_u8; 4]);
         loop {
             let (len, _) = mailbox.receive(FIRST, (&mut bytes).into(), soon()).unwrap();
             match (len, u32::from_ne_bytes(bytes)) {
