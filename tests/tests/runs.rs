@@ -166,7 +166,7 @@ fn limits_of_an_application_hold_over_runs_of_several_clients() {
 }
 
 #[test]
-fn runs_that_wait_for_each_others_part_of_a_limit_all_end() {
+fn runs_that_wait_for_each_other_all_succeed() {
     let platform = platform();
     let mut graph: Value = serde_json::from_slice(&talk()).unwrap();
     // Two components exchange messages, and each of the runs has a core while its entry lasts.
@@ -356,7 +356,7 @@ fn unix_ms() -> u64 {
 }
 
 #[test]
-fn workers_are_leased_ahead_when_the_time_to_prewarm_is_over() {
+fn workers_are_leased_ahead_after_the_time_to_prewarm() {
     const TAU: Duration = Duration::from_millis(300);
     let platform = platform();
     let options = RunOptions { patience: PATIENCE, prewarm: Some(TAU), ..RunOptions::default() };
@@ -414,7 +414,7 @@ fn workers_leased_ahead_join_memory_before_their_component() {
 }
 
 #[test]
-fn workers_that_joined_memory_ahead_notice_that_it_was_made_shorter() {
+fn workers_notice_that_joined_memory_was_made_shorter() {
     let platform = platform();
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),

@@ -144,7 +144,7 @@ fn graph_lets_a_component_without_sizes_outgrow_its_lease() {
 }
 
 #[test]
-fn components_that_cannot_swap_run_in_a_graph_that_lets_them() {
+fn components_that_cannot_swap_run_without_swapping() {
     let Some(platform) = platform() else { return };
     // Too little memory of its own: nothing sees to its page faults.
     let small = component("reach", 1, &json!({ "memory_bytes": 16 * MIB }));

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn no_run_gives_way_while_leases_come_and_go_or_one_run_waits_alone() {
+    fn no_run_gives_way_while_leases_change() {
         let mut runs = ApplicationRuns::default();
         let mut now_ms = 0;
         runs.add(1);

@@ -17,14 +17,13 @@ use super::execute::{Cancel, Environment, Go};
 use super::instances::{NumberRule, parts_of};
 use super::journal::RunJournal;
 use super::mailboxes::end_of;
-use super::memory::MemoryComponent;
+use super::memory::{Channels, MemoryComponent};
 use super::memory_usage::MemoryComponentUsage;
 use super::news::{News, RunResult};
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
 use super::report::RunReporter;
 use super::uses::{Now, Uses, micros};
 use super::workers::ComponentWorkers;
-use preparation::Preparation;
 
 mod preparation;
 
@@ -42,6 +41,15 @@ pub(super) struct Driven {
     /// The memory component that is the result of a run that succeeded.
     pub(super) result: Option<RunResult>,
     pub(super) uses: Vec<ComponentUse>,
+}
+
+/// Preparation of workers before their component begins.
+#[derive(Default)]
+struct Preparation {
+    /// Longest wait for their resources.
+    wait: Duration,
+    /// The memory components that they join.
+    channels: Option<Channels>,
 }
 
 /// A thread for a component.

@@ -61,7 +61,7 @@ pub(super) struct Mailbox<'run> {
 
 /// An instance of a component, and the worker of this process that executes it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Receiver {
+pub(super) struct QueueReceiver {
     pub(super) instance: u32,
     pub(super) worker: u32,
 }
@@ -224,7 +224,7 @@ impl Mailbox<'_> {
     /// `deadline_exceeded`, and `lease_ended` if the other component has ended and nothing is left of it.
     pub(super) fn receive(
         &self,
-        own: Receiver,
+        own: QueueReceiver,
         mut into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {

@@ -11,7 +11,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::channel::{self, Channel};
-use super::mailbox::{Mailbox, Receiver};
+use super::mailbox::{Mailbox, QueueReceiver};
 use crate::memory::pieces::CacheSize;
 
 pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
@@ -119,7 +119,7 @@ impl WorkerRun {
         into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {
-        let receiver = Receiver { instance: own, worker: own.saturating_sub(self.first_instance) };
+        let receiver = QueueReceiver { instance: own, worker: own.saturating_sub(self.first_instance) };
         self.mailbox(component)?.receive(receiver, into, deadline)
     }
 

@@ -15,21 +15,12 @@ use super::super::mailboxes::mailbox;
 use super::super::memory::{Channels, ComponentAccess, MemoryComponent};
 use super::super::swapping;
 use super::super::workers::ComponentWorkers;
-use super::{ComponentThread, RunDriver};
+use super::{ComponentThread, Preparation, RunDriver};
 use crate::memory::MemoryPlan;
 
 /// Longest wait for the resources of an environment that is prepared ahead: resources of components that have just
 /// ended take a while to become free.
 const EARLY_WAIT: Duration = Duration::from_millis(100);
-
-/// Preparation of workers before their component begins.
-#[derive(Default)]
-pub(super) struct Preparation {
-    /// Longest wait for their resources.
-    wait: Duration,
-    /// The memory components that they join.
-    channels: Option<Channels>,
-}
 
 impl RunDriver<'_> {
     /// Starts a component's thread, which makes its environment ready.

@@ -56,7 +56,7 @@ fn ends() -> [v1::Mailbox; 2] {
     [end("tell", 0, 1), end("ask", 1, 0)]
 }
 
-const FIRST: Receiver = Receiver { instance: 0, worker: 0 };
+const FIRST: QueueReceiver = QueueReceiver { instance: 0, worker: 0 };
 
 fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(60))
