@@ -9,14 +9,14 @@ use sublet_proto::graph::{Compute, Graph, Relation};
 use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::{Code, Error};
 
-use super::super::application::Application;
-use super::super::execute::{Cancel, ComponentExecutor, ComponentJob, Environment};
-use super::super::mailboxes::mailbox;
-use super::super::memory::{Channels, ComponentAccess, MemoryComponent};
-use super::super::swapping;
-use super::super::workers::ComponentWorkers;
 use super::{ComponentThread, Preparation, RunDriver};
 use crate::memory::MemoryPlan;
+use crate::run::application::Application;
+use crate::run::execute::{Cancel, ComponentExecutor, ComponentJob, Environment};
+use crate::run::mailboxes::mailbox;
+use crate::run::memory::{Channels, ComponentAccess, MemoryComponent};
+use crate::run::swapping;
+use crate::run::workers::ComponentWorkers;
 
 /// Longest wait for the resources of an environment that is prepared ahead: resources of components that have just
 /// ended take a while to become free.
