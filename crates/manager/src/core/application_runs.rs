@@ -111,6 +111,8 @@ impl ApplicationRuns {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Has both runs ask again for this long, ten times a second. Returns the runs that give way, with the times.
@@ -179,6 +181,42 @@ mod tests {
         assert!(!runs.refuse(0, 1, 1_000));
         assert!(runs.must_wait(0, 7) && !runs.must_wait(0, 1));
         assert!(!runs.must_wait(WAITING_MS + 1, 7), "its client does not ask any more");
+    }
+
+    proptest! {
+        /// Only the youngest of several runs that hold leases gives way, and a run waits only behind one that holds some.
+        #[test]
+        fn oldest_run_with_leases_never_gives_way(
+            events in prop::collection::vec((0_u8..4, 1_u128..6, 0_u64..2_000), 0..400)
+        ) {
+            let (mut runs, mut now_ms) = (ApplicationRuns::default(), 0);
+            let mut leases: BTreeMap<RunNumber, u32> = BTreeMap::new();
+            for (event, run, after_ms) in events {
+                now_ms += after_ms;
+                let own = leases.entry(run).or_default();
+                match event {
+                    0 => {
+                        runs.add(run);
+                        *own += 1;
+                    }
+                    1 if *own > 0 => {
+                        runs.remove(run);
+                        *own -= 1;
+                    }
+                    2 => {
+                        let gives_way = runs.refuse(now_ms, run, after_ms);
+                        let mut holders = leases.iter().filter(|(_, count)| **count > 0).map(|(run, _)| *run);
+                        let (oldest, youngest) = (holders.next(), holders.next_back());
+                        prop_assert!(!gives_way || (oldest < Some(run) && youngest == Some(run)));
+                    }
+                    _ => {
+                        let must_wait = runs.must_wait(now_ms, run);
+                        let has_others = leases.iter().any(|(other, count)| *other != run && *count > 0);
+                        prop_assert!(!must_wait || has_others);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

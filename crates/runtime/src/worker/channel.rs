@@ -71,7 +71,8 @@ pub(super) struct QueueClaim<'run>(Option<&'run AtomicU32>);
 impl Drop for QueueClaim<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.0 {
-            claim.store(0, Ordering::Release);
+            let before = claim.swap(0, Ordering::Release);
+            debug_assert_eq!(before, 1, "a claim of a queue ends that no thread has: {before}");
         }
     }
 }

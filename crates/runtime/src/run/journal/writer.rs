@@ -64,6 +64,11 @@ impl JournalWriter {
     /// The error of an earlier entry: these are then not stored.
     pub(super) fn write(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
         self.check()?;
+        debug_assert!(
+            entries.is_sorted_by_key(|entry| entry.number),
+            "{} entries of a journal are not in their order",
+            entries.len()
+        );
         self.tasks.send(WriterTask::Store(entries)).map_err(|_| ended())
     }
 

@@ -167,6 +167,11 @@ impl Link {
                 lock(&access.memory.reached_by).insert(way.number());
             }
         }
+        debug_assert_eq!(
+            self.cuts.len(),
+            self.channels.len(),
+            "numbers of requests to make channels shorter"
+        );
         let mut cuts = self.channels.iter().zip(&self.cuts);
         // From here on the memory is not made shorter, as the process has pieces of it.
         let is_whole = cuts.all(|(access, cuts)| access.memory.cuts.load(Ordering::SeqCst) == *cuts);
