@@ -57,6 +57,8 @@ def send(component, data, instance=0, timeout=None):
 def receive(component, timeout=None):
     """Receives the next message from any instance of another component; returns its bytes and the number of that instance.
 
+    Several threads of the function may receive at the same time: each message goes to one of them.
+
     The function waits at most `timeout` seconds; 0 does not wait. Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` when the
     component has ended and the queue is empty; and `InvalidArgument` as `send`.
 

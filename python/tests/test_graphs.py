@@ -301,6 +301,33 @@ def test_components_send_each_other_messages(platform, fabric):
     assert json.loads(outputs["ask"][0]) == [[3 * number, 0] for number in range(20)]
 
 
+def pour_out(data):
+    for number in range(int(bytes(data))):
+        sublet.send("share", b"%d" % number, timeout=60)
+
+
+def share(data):
+    found = []
+
+    def take():
+        with contextlib.suppress(sublet.LeaseEnded):
+            while True:
+                found.append(int(sublet.receive("pour_out", timeout=60)[0]))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return json.dumps(sorted(found)).encode()
+
+
+def test_threads_of_an_instance_share_its_messages(platform):
+    document = talk(compute("pour_out", pour_out), compute("share", share))
+    outputs = platform.deploy(document, patience=60).run(b"2000").outputs
+    assert json.loads(outputs["share"][0]) == list(range(2000))
+
+
 def pester(data):
     found = []
     for what in PESTERS:

@@ -130,6 +130,18 @@ SUBLET_FUNCTION uint32_t halve(void *in, uint32_t size, void *out, sublet_contex
     return answer(out, sum);
 }
 
+/* After a second, makes "numbers" half as long. Hands on its input. */
+SUBLET_FUNCTION uint32_t cut(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t bytes;
+    sublet_channel numbers;
+    nap(1000);
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_size(context, numbers, &bytes) ||
+        sublet_channel_resize(context, numbers, bytes / 2))
+        return failed(context);
+    memcpy(out, in, size);
+    return size;
+}
+
 /* Writes the result of a call: its code, and the error's text. */
 static uint32_t told(void *out, uint32_t code, sublet_context *context) {
     uint32_t len = code ? (uint32_t)strlen(sublet_why(context)) : 0;

@@ -1,4 +1,4 @@
-//! The example examples/logistic_regression: measured, and with something of it killed each time.
+//! The example examples/logistic_regression, measured, and runs of graphs of which something is killed each time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::{scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sublet::{Access, Application, Invoker, News, Outcome, RunOptions};
+use sublet_tests::functions::library;
+use sublet_tests::graph::{sum_to, sums, total};
 use sublet_tests::platform::{PlatformProcess, kill, programs};
+use sublet_tests::process::wait_until;
 use sublet_tests::root;
 
 const RUNS: u64 = 200;
@@ -69,10 +72,15 @@ fn single(build: &Path, samples: u64) -> Vec<u8> {
     output.stdout
 }
 
+/// Whether [`kill_something`] ends a segment.
+fn has_segment_ended(dice: u64) -> bool {
+    dice.is_multiple_of(4)
+}
+
 /// Kills a worker, or, which takes a while, has a segment end: by chance, that of some component.
 fn kill_something(platform: &PlatformProcess, client: &Invoker, dice: u64) {
-    let (kind, which) = (dice % 4, (dice / 4) as usize);
-    if kind > 0 {
+    let which = (dice / 4) as usize;
+    if !has_segment_ended(dice) {
         let workers = platform.workers();
         if let Some(&worker) = workers.get(which % workers.len().max(1)) {
             kill(worker, Signal::KILL);
@@ -100,23 +108,101 @@ fn killing_any_component_leaves_the_model_identical() {
     let application = Application::deploy(access, &document, options).unwrap();
     let (client, mut killed) = (platform.invoker(), 0);
     for number in 0..RUNS {
-        let dice = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        let lost = AtomicUsize::new(0);
-        let outcome = scope(|scope| {
-            let run = scope.spawn(|| run(&application, &input, &lost));
-            sleep(Duration::from_micros(dice % 40_000));
-            // Until something was hit that the run needed.
-            while !run.is_finished() && lost.load(Relaxed) == 0 {
-                kill_something(&platform, &client, dice / 40_000);
-                sleep(Duration::from_millis(1));
-            }
-            run.join().unwrap()
-        });
+        let fire = Fire { dice: dice(number), span_us: 40_000 };
+        let (outcome, has_lost) = run_under_fire(&platform, &client, (&application, &input[..]), fire);
         assert!(outcome.outputs[0].1[0] == expected, "run {number} has come to another model");
-        killed += u32::from(lost.into_inner() > 0);
+        killed += u32::from(has_lost);
     }
+    assert_most_lost_something(killed);
+}
+
+/// Numbers that are the result of the run, and that one or two instances add up: one for each begun 4 MiB of them.
+fn counted_sums() -> Vec<u8> {
+    let mut graph: Value = serde_json::from_slice(&sums()).unwrap();
+    graph["components"][1]["parallelism"] = json!({ "from": "numbers", "bytes_each": 4 << 20, "limit": 2 });
+    graph["components"][3]["result"] = json!(true);
+    graph.to_string().into_bytes()
+}
+
+#[test]
+fn killing_any_component_keeps_counted_instances_and_the_result() {
+    let platform = PlatformProcess::start();
+    said(platform.command().arg("deploy").arg(library("components.c")));
+    let access = Access::parse(&platform.address()).unwrap();
+    let options = RunOptions { retries: 100, ..RunOptions::default() };
+    let application = Application::deploy(access, &counted_sums(), options).unwrap();
+    let undisturbed = Instant::now();
+    assert_eq!(total(&application.run(&1_000_000u64.to_le_bytes()).unwrap()), sum_to(1_000_000));
+    let span_us = u64::try_from(undisturbed.elapsed().as_micros()).unwrap() / 2 + 1;
+    let (client, mut killed, mut unread) = (platform.invoker(), 0, 0);
+    for number in 0..RUNS {
+        let (count, instances) = if number.is_multiple_of(2) { (1_000_000u64, 2) } else { (500_000, 1) };
+        let fire = Fire { dice: dice(number), span_us };
+        let (outcome, has_lost) =
+            run_under_fire(&platform, &client, (&application, &count.to_le_bytes()[..]), fire);
+        assert_eq!(total(&outcome), sum_to(count), "run {number}");
+        let share = outcome.components.iter().find(|of| of.component == "share").unwrap();
+        assert_eq!(share.instances, instances, "run {number}");
+        let result = outcome.result.as_ref().unwrap();
+        assert_eq!(result.memory.len_bytes(), count * 8, "run {number}");
+        let mut bytes = vec![0; usize::try_from(count * 8).unwrap()];
+        match result.memory.read(0, &mut bytes) {
+            Ok(()) => {
+                let numbers = bytes.chunks_exact(8).map(|it| u64::from_le_bytes(it.try_into().unwrap()));
+                assert!(numbers.eq(1..=count), "run {number} has another result");
+            }
+            // Its segment was ended after the run had handed it out.
+            Err(error) => {
+                assert!(has_segment_ended(dice(number) / span_us), "run {number}: {error}");
+                unread += 1;
+            }
+        }
+        killed += u32::from(has_lost);
+    }
+    assert_most_lost_something(killed);
+    assert!(unread < RUNS / 4, "{unread} of {RUNS} results were lost after their runs");
+    wait_until("nothing is leased any more", || {
+        let node = &platform.json(&["ps"])["nodes"][0];
+        node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
+    });
+}
+
+/// A number that decides when something is killed in this run, and what.
+fn dice(run: u64) -> u64 {
+    run.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
+}
+
+/// The beginning of the kills within the first `span_us` microseconds of a run, and their targets.
+struct Fire {
+    dice: u64,
+    span_us: u64,
+}
+
+/// Runs a graph with this input while workers and segments are killed, until something was hit that the run needed.
+/// Returns also whether anything was.
+fn run_under_fire(
+    platform: &PlatformProcess,
+    client: &Invoker,
+    (application, input): (&Application, &[u8]),
+    Fire { dice, span_us }: Fire,
+) -> (Outcome, bool) {
+    let lost = AtomicUsize::new(0);
+    let outcome = scope(|scope| {
+        let run = scope.spawn(|| run(application, input, &lost));
+        sleep(Duration::from_micros(dice % span_us));
+        while !run.is_finished() && lost.load(Relaxed) == 0 {
+            kill_something(platform, client, dice / span_us);
+            sleep(Duration::from_millis(1));
+        }
+        run.join().unwrap()
+    });
+    (outcome, lost.into_inner() > 0)
+}
+
+#[track_caller]
+fn assert_most_lost_something(killed: u32) {
     println!("{RUNS} runs, {killed} of them lost something");
-    assert!(killed > RUNS as u32 / 2, "{killed} of {RUNS} runs lost something");
+    assert!(u64::from(killed) > RUNS / 2, "{killed} of {RUNS} runs lost something");
 }
 
 fn run(application: &Application, input: &[u8], lost: &AtomicUsize) -> Outcome {

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, Outcome, RunOptions};
+use sublet_proto::v1::Lease;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{library, package};
@@ -164,6 +165,25 @@ fn limits_of_an_application_hold_over_runs_of_several_clients() {
     assert_idle(&platform);
 }
 
+#[test]
+fn runs_that_wait_for_each_other_all_succeed() {
+    let platform = platform();
+    let mut graph: Value = serde_json::from_slice(&talk()).unwrap();
+    // Two components exchange messages, and each of the runs has a core while its entry lasts.
+    graph["limits"] = json!({ "application_cores": 2 });
+    let options = RunOptions { patience: Duration::from_secs(20), ..RunOptions::default() };
+    let application = application_with(&platform, graph.to_string().as_bytes(), options);
+    let count = 255u64;
+    scope(|scope| {
+        let runs: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| application.run(&count.to_le_bytes()).unwrap())).collect();
+        for run in runs {
+            assert_talked(&run.join().unwrap(), count);
+        }
+    });
+    assert_idle(&platform);
+}
+
 /// Numbers that are written into a memory component, which is the result.
 fn numbers_as_result() -> Vec<u8> {
     let mut numbers = memory("numbers");
@@ -305,6 +325,122 @@ fn resumed_run_keeps_a_number_of_instances_that_memory_decided() {
     assert_eq!(told_by_instances(&outcome), expected);
     let longer = application.run(&until_ms.to_le_bytes()).unwrap();
     assert_eq!(told_by_instances(&longer).len(), 2, "a new run has a number of its own");
+}
+
+/// A worker that no component before has, so that it is leased ahead.
+fn own_worker() -> Value {
+    json!({ "resources": { "memory_bytes": 64 * MIB } })
+}
+
+/// A second passes between a component that writes numbers and one that adds them up with a worker of its own.
+fn ahead() -> Vec<u8> {
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute("wait", "who_later"),
+        compute_with("share", "share", &own_worker()),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "wait"),
+        trigger("wait", "share"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+    ];
+    document("ahead", &components, &edges)
+}
+
+fn unix_ms() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[test]
+fn workers_are_leased_ahead_after_the_time_to_prewarm() {
+    const TAU: Duration = Duration::from_millis(300);
+    let platform = platform();
+    let options = RunOptions { patience: PATIENCE, prewarm: Some(TAU), ..RunOptions::default() };
+    let application = application_with(&platform, &ahead(), options);
+    let reader = platform.invoker();
+    // A busy machine may grant the lease when the component before has ended.
+    wait_until("a worker is leased before its component begins", || {
+        let (mut first_ms, mut granted_ms, mut share_ms) = (None, None, None);
+        let outcome = application.run_with(&1000u64.to_le_bytes(), |news| match news {
+            News::Began { component, .. } if component == "fill" => first_ms = Some(unix_ms()),
+            News::Began { component, .. } if component == "share" => share_ms = Some(unix_ms()),
+            News::Ended { component, .. } if component == "wait" => {
+                let leases = reader.manager().leases().unwrap();
+                // That of the run before may be ending.
+                let is_own = |lease: &&Lease| {
+                    lease.memory_bytes == 64 * MIB && first_ms.is_some_and(|ms| lease.granted_unix_ms >= ms)
+                };
+                granted_ms = leases.iter().find(is_own).map(|lease| lease.granted_unix_ms);
+            }
+            _ => {}
+        });
+        outcome.unwrap();
+        let (first_ms, share_ms) = (first_ms.unwrap(), share_ms.unwrap());
+        let Some(granted_ms) = granted_ms else { return false };
+        // The time counts from the call of a component, at the earliest that of the first.
+        assert!(granted_ms >= first_ms + 290, "granted at {granted_ms}, and the run began at {first_ms}");
+        granted_ms <= share_ms
+    });
+    assert_idle(&platform);
+}
+
+#[test]
+fn workers_leased_ahead_join_memory_before_their_component() {
+    let platform = platform();
+    let graph = ahead();
+    for fabric in [None, tcp(false)] {
+        // Eight thousand bytes are two segments. There are no sums yet.
+        for (prewarm, segments) in [(Some(Duration::ZERO), 2), (None, 0)] {
+            let options =
+                RunOptions { patience: PATIENCE, fabric: fabric.clone(), prewarm, ..RunOptions::default() };
+            let application = application_with(&platform, &graph, options);
+            // A busy machine may not have started the worker when the component before has ended.
+            wait_until("a run's workers have joined its memory ahead", || {
+                let outcome = application.run(&1000u64.to_le_bytes()).unwrap();
+                assert_eq!(
+                    outcome.outputs,
+                    [("share".to_owned(), vec![sum_to(1000).to_le_bytes().to_vec()])]
+                );
+                let share = outcome.components.iter().find(|of| of.component == "share").unwrap();
+                share.joined_ahead == segments
+            });
+        }
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn workers_notice_that_joined_memory_was_made_shorter() {
+    let platform = platform();
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute("cut", "cut"),
+        compute_with("again", "fill", &own_worker()),
+        compute("share", "share"),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "cut"),
+        trigger("cut", "again"),
+        trigger("again", "share"),
+        access("fill", "numbers", "write"),
+        access("cut", "numbers", "write"),
+        access("again", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+    ];
+    let graph = document("cut", &components, &edges);
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { retries: 0, patience: PATIENCE, fabric, ..RunOptions::default() };
+        let outcome = application_with(&platform, &graph, options).run(&1000u64.to_le_bytes()).unwrap();
+        assert_eq!(outcome.outputs, [("share".to_owned(), vec![sum_to(1000).to_le_bytes().to_vec()])]);
+    }
+    assert_idle(&platform);
 }
 
 /// One asks another as often as the input says.
@@ -967,25 +1103,62 @@ fn a_tenants_graphs_and_runs_are_its_own() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_not_handed_on() {
+fn what_cannot_be_recorded_has_no_effect() {
     let mut cluster = Cluster::start(ClusterPlan { disk_bytes: Some(16 * MIB), ..ClusterPlan::default() });
     cluster.add_agent(LentCores::cores(2));
     cluster.publish(library("components.c"));
     let Some(disk) = &cluster.disk else { return };
+    for has_effects in [true, false] {
+        let mut graph: Value = serde_json::from_slice(&chain(2)).unwrap();
+        graph["components"][1]["external_effects"] = json!(has_effects);
+        let document = graph.to_string();
+        let application =
+            Application::deploy(cluster.user("one"), document.as_bytes(), RunOptions::default()).unwrap();
+        let mut input = vec![0; 200 << 10];
+        application.run(&input).unwrap();
+        input[0] = 0xff;
+        let mut began = Vec::new();
+        let outcome = application.run_with(&input, |news| {
+            if let News::Began { component, .. } = news {
+                began.push(component.clone());
+                disk.fill();
+            }
+        });
+        assert_fails(outcome, Code::StoreFull, &[]);
+        // A component whose effects stay within the run may begin meanwhile.
+        assert!(!has_effects || began == ["step0"], "{began:?}");
+        disk.empty();
+        cluster.wait_until_idle();
+        wait_until("a store with free space takes runs again", || application.run(b"\0x").is_ok());
+    }
+}
+
+#[test]
+fn components_begin_while_their_inputs_are_being_stored() {
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    let agent = cluster.add_agent(LentCores::cores(2));
+    cluster.publish(library("components.c"));
     let application = Application::deploy(cluster.user("one"), &chain(2), RunOptions::default()).unwrap();
-    let mut input = vec![0; 200 << 10];
-    application.run(&input).unwrap();
-    input[0] = 0xff;
-    let mut began = Vec::new();
-    let outcome = application.run_with(&input, |news| {
-        if let News::Began { component, .. } = news {
-            began.push(component.clone());
-            disk.fill();
-        }
+    let (tell, events) = std::sync::mpsc::channel();
+    let outcome = scope(|scope| {
+        let hear = move |news: &News| {
+            let event = match news {
+                News::Began { component, .. } => format!("{component} began"),
+                News::Ended { component, .. } => format!("{component} ended"),
+                _ => return,
+            };
+            let _ = tell.send(event);
+        };
+        let run = scope.spawn(|| application.run_with(b"\xffx", hear));
+        wait_until("the first component has a worker", || !cluster.agents[agent].workers().is_empty());
+        cluster.managers[0].pause();
+        let said: Vec<String> = (0..4).map_while(|_| events.recv_timeout(PATIENCE).ok()).collect();
+        let has_returned = run.is_finished();
+        cluster.managers[0].resume();
+        assert_eq!(said, ["step0 began", "step0 ended", "step1 began", "step1 ended"]);
+        assert!(!has_returned, "outputs are returned before they are stored");
+        run.join().unwrap()
     });
-    assert_fails(outcome, Code::StoreFull, &[]);
-    assert_eq!(began, ["step0"]);
-    disk.empty();
+    assert_eq!(outcome.unwrap().outputs[0].1, [b"\xffx".to_vec()]);
     cluster.wait_until_idle();
-    wait_until("a store with free space takes runs again", || application.run(b"\0x").is_ok());
 }

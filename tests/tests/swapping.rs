@@ -11,7 +11,7 @@ use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
-use sublet_tests::functions::library;
+use sublet_tests::functions::{library, module};
 use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
 
@@ -114,6 +114,49 @@ fn without_swap_space_the_same_function_fails() {
     let large = application(&platform, &component("large", 1, &json!({ "memory_bytes": OWN_BYTES })));
     let failed = large.run(&input(LARGE_MIB, 1, 0));
     assert_fails(failed, Code::FunctionFailed, &["no memory"]);
+}
+
+/// An application whose graph says whether components without a size may swap.
+fn letting_swap(platform: &PlatformProcess, component: &Value, swap: bool) -> Application {
+    let mut graph: Value = serde_json::from_slice(&document(component)).unwrap();
+    graph["limits"] = json!({ "swap": swap });
+    let access = Access::parse(&platform.address()).unwrap();
+    Application::deploy(access, graph.to_string().as_bytes(), RunOptions::default()).unwrap()
+}
+
+#[test]
+fn graph_lets_a_component_without_sizes_outgrow_its_lease() {
+    let Some(platform) = platform() else { return };
+    let unsized_component = component("large", 1, &json!({}));
+    let large = letting_swap(&platform, &unsized_component, true);
+    // The second run knows the usage of the first.
+    for _ in 0..2 {
+        let outcome = large.run(&input(LARGE_MIB, 1, 0)).unwrap();
+        assert_right(&outcome, 1);
+        let of = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap();
+        let (own, swap) = (of("large"), of("large/swap"));
+        assert!(own.allocated_bytes < LARGE_MIB * MIB, "{own:?}");
+        assert!(swap.used_bytes >= LARGE_MIB * MIB - own.allocated_bytes, "{swap:?}");
+    }
+    let failed = letting_swap(&platform, &unsized_component, false).run(&input(LARGE_MIB, 1, 0));
+    assert_fails(failed, Code::FunctionFailed, &["no memory"]);
+    assert_idle(&platform);
+}
+
+#[test]
+fn components_that_cannot_swap_run_without_swapping() {
+    let Some(platform) = platform() else { return };
+    // Too little memory of its own: nothing sees to its page faults.
+    let small = component("reach", 1, &json!({ "memory_bytes": 16 * MIB }));
+    assert_eq!(answer(letting_swap(&platform, &small, true).run(b"")), 0);
+    // WebAssembly has its memory in one piece.
+    let deployed = platform.command().arg("deploy").arg(module("portable.c")).output().unwrap();
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    let mut portable = component("echo", 1, &json!({}));
+    portable["package"] = json!("portable");
+    let outcome = letting_swap(&platform, &portable, true).run(b"word").unwrap();
+    assert_eq!(outcome.outputs[0].1, [b"word".to_vec()]);
+    assert_idle(&platform);
 }
 
 #[test]

@@ -206,6 +206,7 @@ impl LeaseClient {
                 hot_timeout_ns: ALWAYS_WARM_NS,
                 swap_bytes: 0,
                 cores: 0,
+                swap_if_possible: false,
             }),
             ..LeaseRequest::default()
         };

@@ -1,7 +1,7 @@
 //! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
 //!
 //! A client drives a run. The manager keeps what the client needs if it, or a component, dies: the input, and each
-//! message, stored before any component has it. When the run has ended the messages are removed, and a record of it
+//! message. When the run has ended the messages are removed, and a record of it
 //! stays, with the usage of each component, and the memory over time. Reports of a client on a running run are for
 //! observers, and each replaces the one before.
 
@@ -426,6 +426,15 @@ fn check_id(run: &str) -> Result<(), Error> {
     }
     let shown: String = run.chars().take(2 * ID_DIGITS).collect();
     Err(Error::new(Code::UnknownRun, format!("{shown:?} is no run: {ID_DIGITS} hexadecimal digits")))
+}
+
+/// The number of a run, by which runs are in the order of their beginnings.
+///
+/// # Errors
+/// `unknown_run` if this is no run's identifier.
+pub(crate) fn run_number(run: &str) -> Result<u128, Error> {
+    check_id(run)?;
+    u128::from_str_radix(run, 16).map_err(|error| Error::new(Code::UnknownRun, format!("run {run}: {error}")))
 }
 
 fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {

@@ -2,8 +2,8 @@
 //!
 //! An [`Application`] is a deployed graph. [`Application::run`] leases workers for each compute component when its
 //! predecessors are done, passes it their outputs, and gives its workers the memory components that its edges allow.
-//! The managers record the outputs of a component before the next one begins. If a component, a memory component or a
-//! node is lost, only the components that communicate with it begin again, from the recorded outputs.
+//! The managers record the outputs of each component. If a component, a memory component or a node is lost, only the
+//! components that communicate with it begin again, from the recorded outputs.
 //!
 //! ```text
 //! application.rs  a deployed graph, and what is kept between its runs

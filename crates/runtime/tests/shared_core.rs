@@ -231,6 +231,7 @@ fn setup(package: &Path, holder: u32, hot_timeout_ns: u64) -> WorkerSetup {
             hot_timeout_ns,
             swap_bytes: 0,
             cores: 0,
+            swap_if_possible: false,
         }),
         memory_bytes: 64 << 20,
         ticks_per_ns: Calibration::start().ticks_per_ns(),

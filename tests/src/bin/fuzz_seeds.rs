@@ -118,7 +118,14 @@ fn lease() -> v1::Lease {
 }
 
 fn options() -> v1::WorkerOptions {
-    v1::WorkerOptions { slots: 8, slot_bytes: 4096, hot_timeout_ns: 1_000_000, swap_bytes: 1 << 30, cores: 0 }
+    v1::WorkerOptions {
+        slots: 8,
+        slot_bytes: 4096,
+        hot_timeout_ns: 1_000_000,
+        swap_bytes: 1 << 30,
+        cores: 0,
+        swap_if_possible: false,
+    }
 }
 
 fn usage() -> v1::Usage {

@@ -15,7 +15,9 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
-use sublet_proto::package::{is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python};
+use sublet_proto::package::{
+    PORTABLE, is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python,
+};
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
 use sublet_runtime::worker::spawned::place;
@@ -90,7 +92,9 @@ impl WorkerProcess {
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
         let image = node.execution.images.hold(runnable.build())?;
-        let program = program(node, &runnable, c_library(held, &runnable, image.as_ref())?)?;
+        let libc = c_library(held, &runnable, image.as_ref())?;
+        let program = program(node, &runnable, libc)?;
+        let swaps = swaps(held, runnable.build(), libc);
         let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
@@ -101,12 +105,12 @@ impl WorkerProcess {
         let (outside, inside) = PacketSocket::pair()?;
         let (shim, of_process) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = setup(node, held, &runnable, occupancy.as_ref());
+        let setup = setup(node, held, &runnable, occupancy.as_ref(), swaps);
         let setup = WorkerSetup { program: spawned, variables, ..setup };
         let setup = setup.encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let own = [held.inbox.fd(), held.meter.region().fd()];
-        let faults = (held.options.swap_bytes > 0).then(device).transpose()?;
+        let faults = swaps.then(device).transpose()?;
         let faults = faults.iter().map(AsFd::as_fd);
         let shimmed = [of_process.as_fd()];
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
@@ -115,7 +119,7 @@ impl WorkerProcess {
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
         let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
-            let spec_of = spec(program.clone(), held, &runnable, control);
+            let spec_of = spec(program.clone(), held, &runnable, control, swaps);
             let mut spec = Spec { log: Some(log.file()?), lent_folders: lent_folders.clone(), ..spec_of };
             spec.has_own_variables = has_own_variables;
             spec.limits.scratch_bytes = temporary_bytes(node, held);
@@ -288,12 +292,28 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether a lease's worker process swaps. If the lease asks for it only if possible, processes of packages whose memory
+/// cannot be swapped do without, and so do all on a node that cannot handle page faults.
+fn swaps(held: &AttachedLease, build: &PackageBuild, libc: CLibrary) -> bool {
+    let v1::WorkerOptions { swap_bytes, swap_if_possible, .. } = held.options;
+    let is_possible = || can_swap(&build.architecture, libc) && device().is_ok();
+    swap_bytes > 0 && (!swap_if_possible || is_possible())
+}
+
+/// Whether the memory of functions in packages of this architecture can be swapped: the worker program of native code,
+/// and that of Python, allocates it. With musl it does not.
+fn can_swap(architecture: &str, libc: CLibrary) -> bool {
+    let is_native = is_processor(architecture) && architecture != PORTABLE;
+    libc == CLibrary::Glibc && (is_python(architecture) || is_native)
+}
+
 /// The sandbox in which a lease's workers run.
 fn spec(
     WorkerProgram { kind, program, args }: WorkerProgram,
     held: &AttachedLease,
     runnable: &Runnable,
     control: OwnedFd,
+    swaps: bool,
 ) -> Spec {
     let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
@@ -308,7 +328,7 @@ fn spec(
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => {
-            let devices = if held.options.swap_bytes > 0 { Devices::Faults } else { Devices::None };
+            let devices = if swaps { Devices::Faults } else { Devices::None };
             (devices, if is_interpreter(&build.architecture) { environment() } else { Vec::new() })
         }
     };
@@ -405,7 +425,8 @@ fn c_library(
         None => CLibrary::of_image(&image.layers, &runnable.package.folder.join(&build.library)),
     };
     let fabric = held.network_transport.as_ref().map(|network_transport| &network_transport.choice);
-    libc.check_demands(held.options.swap_bytes, fabric, &build.image)?;
+    let demanded_swap_bytes = if held.options.swap_if_possible { 0 } else { held.options.swap_bytes };
+    libc.check_demands(demanded_swap_bytes, fabric, &build.image)?;
     Ok(libc)
 }
 
@@ -469,6 +490,7 @@ fn setup(
     held: &AttachedLease,
     runnable: &Runnable,
     occupancy: Option<&Occupancy>,
+    swaps: bool,
 ) -> WorkerSetup {
     let network_transport = held.network_transport.as_ref();
     let identity = network_transport.and_then(|network_transport| network_transport.identity.clone());
@@ -495,7 +517,7 @@ fn setup(
         program: None,
         variables: Vec::new(),
         shim: true,
-        local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
+        local_bytes: if swaps { local_bytes(lent_bytes) } else { 0 },
         calls: version::CALLS,
     }
 }

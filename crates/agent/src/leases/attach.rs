@@ -257,7 +257,7 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
     if !is_digest(&lease.package) {
         return Err(protocol(format!("lease {} is for {:?}, which is no digest", lease.id, lease.package)));
     }
-    let options =
+    let mut options =
         lease.options.ok_or_else(|| protocol(format!("lease {} has no worker options", lease.id)))?;
     let (workers, each) = (lease.workers(), lease.cores_each());
     if each > 1 && (lease.shared || workers.checked_mul(each) != Some(lease.cores)) {
@@ -273,7 +273,10 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
         );
         return Err(Error::new(Code::InsufficientResources, message));
     }
-    check_swap(lease, &options, lease.memory_bytes - inbox_bytes)?;
+    match check_swap(lease, &options, lease.memory_bytes - inbox_bytes) {
+        Err(_) if options.swap_if_possible => options.swap_bytes = 0,
+        checked => checked?,
+    }
     Ok((options, inbox_bytes))
 }
 

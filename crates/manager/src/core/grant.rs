@@ -32,7 +32,7 @@ impl Core {
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
         }
-        if let Err(error) = self.check_application(&request) {
+        if let Err(error) = self.check_application(now_ms, &request) {
             return out.push(CoreAction::Refused { tenant, request: id, error });
         }
         // A request that was handed to a rack in vain keeps its turn.
@@ -134,6 +134,7 @@ impl Core {
                     request: Some(request.id),
                     tenant: request.tenant,
                     application: request.application.map(|application| application.key),
+                    run: request.application.and_then(|application| application.run),
                     node: part.node,
                     package: request.package.clone(),
                     class: choice.class,
@@ -164,11 +165,15 @@ impl Core {
 
     /// Checks the limits over all runs of the application for which a request is. A request beyond them does not wait
     /// here, where it would take the turn of others: its client asks again.
-    fn check_application(&mut self, request: &ClientRequest) -> Result<(), Error> {
-        let Some(ApplicationLimits { key, quota }) = request.application else { return Ok(()) };
+    fn check_application(&mut self, now_ms: u64, request: &ClientRequest) -> Result<(), Error> {
+        let Some(ApplicationLimits { key, quota, run }) = request.application else { return Ok(()) };
         let application = self.tenants.get_mut(key);
         application.quota = quota;
-        application.check_application(request.terms.workers, request.terms.memory_bytes)
+        let checked = application.check_application(request.terms.workers, request.terms.memory_bytes);
+        match run {
+            Some(run) => application.check_run(now_ms, (run, request.wait_ms), checked),
+            None => checked,
+        }
     }
 
     /// Places a request in those of the pools in which the tenant's quota leaves it enough memory.
@@ -220,7 +225,7 @@ impl Core {
         if self.tenants.held_back_until(tenant, now_ms).is_some() {
             return TurnOutcome::NoCapacity;
         }
-        if let Err(error) = self.check_application(request) {
+        if let Err(error) = self.check_application(now_ms, request) {
             out.push(CoreAction::Refused { tenant, request: id, error });
             return TurnOutcome::Refused;
         }
@@ -357,6 +362,9 @@ impl Core {
         for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
             self.tenants.get_mut(counted).add(amount);
         }
+        if let (Some(application), Some(run)) = (lease.application, lease.run) {
+            self.tenants.get_mut(application).runs.add(run);
+        }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.plus(amount);
             *(if is_attached { &mut node.attached } else { &mut node.unattached }) += 1;
@@ -372,6 +380,9 @@ impl Core {
         let amount = lease.amount;
         for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
             self.tenants.get_mut(counted).remove(amount);
+        }
+        if let (Some(application), Some(run)) = (lease.application, lease.run) {
+            self.tenants.get_mut(application).runs.remove(run);
         }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.minus(amount);

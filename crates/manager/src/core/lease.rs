@@ -19,6 +19,7 @@ use sublet_proto::price;
 use sublet_proto::v1::{ColdImports, FunctionUsage, Needs, PackageInfo, Price, Usage, WorkerOptions};
 use sublet_proto::{Code, Error};
 
+use super::application_runs::RunNumber;
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
 use super::resources::LeaseResources;
 
@@ -63,6 +64,8 @@ pub struct Lease {
     pub tenant: TenantKey,
     /// The application for a run of which it is, if that limits all of its runs together.
     pub application: Option<TenantKey>,
+    /// The run of that application, if its client named it and this manager granted the lease.
+    pub run: Option<RunNumber>,
     /// Node on which the lease runs.
     pub node: NodeKey,
     /// Package that the workers run.

@@ -7,6 +7,7 @@ use sublet_proto::v1::{
     self, FunctionUsage, NodeDescription, NodeGroup, PackageInfo, Quota, TenantUse, Usage,
 };
 
+use super::application_runs::RunNumber;
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::locality::Locality;
 use super::resources::{LendingState, Reach};
@@ -164,6 +165,8 @@ pub struct ApplicationLimits {
     pub key: TenantKey,
     /// The most cores and memory of all of its leases.
     pub quota: Quota,
+    /// The run for which the leases are, if its client named it.
+    pub run: Option<RunNumber>,
 }
 
 impl ClientRequest {

@@ -136,6 +136,7 @@ impl Core {
             request: None,
             tenant: self.tenants.key(&lease.tenant),
             application,
+            run: None,
             node,
             package: Arc::new(package),
             class: self.nodes.classes.key(&lease.pu, ""),

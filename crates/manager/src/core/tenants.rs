@@ -7,6 +7,7 @@ use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Quota, TenantUse};
 use sublet_proto::{Code, Error};
 
+use super::application_runs::{ApplicationRuns, RunNumber};
 use super::ids::TenantKey;
 use super::pools::Pools;
 use super::resources::LeaseResources;
@@ -36,6 +37,8 @@ pub struct Tenant {
     held_back_until_ms: u64,
     /// Time at which one of its requests last had to wait; 0: never.
     waited_ms: u64,
+    /// The runs that hold leases or wait, of an application.
+    pub(super) runs: ApplicationRuns,
 }
 
 impl Tenant {
@@ -151,6 +154,34 @@ impl Tenant {
         Ok(())
     }
 
+    /// Decides on a request of a run of the application, which may wait for `wait_ms` more, given whether its limits
+    /// allow it.
+    ///
+    /// # Errors
+    /// `no_capacity` if it has to wait; `lease_ended` if its run has to give way, with what it holds.
+    pub(super) fn check_run(
+        &mut self,
+        now_ms: u64,
+        (run, wait_ms): (RunNumber, u64),
+        checked: Result<(), Error>,
+    ) -> Result<(), Error> {
+        let error = match checked {
+            Ok(()) if !self.runs.must_wait(now_ms, run) => return Ok(()),
+            Ok(()) => {
+                let message =
+                    format!("another run of application {} waits for more within its limits", self.name);
+                Error::new(Code::NoCapacity, message)
+            }
+            Err(error) if error.code == Code::NoCapacity => error,
+            Err(error) => return Err(error),
+        };
+        if !self.runs.refuse(now_ms, run, wait_ms) {
+            return Err(error);
+        }
+        let message = format!("the run gives way to earlier runs of application {}: {error}", self.name);
+        Err(Error::new(Code::LeaseEnded, message))
+    }
+
     fn within(&self, what: &str, used: u64, asked: u64, limit: Option<u64>) -> Result<(), Error> {
         match limit {
             Some(limit) if used.saturating_add(asked) > limit => Err(Error::new(
@@ -211,10 +242,19 @@ impl TenantTable {
         #[expect(clippy::cast_possible_truncation, reason = "memory ends before 2^32 tenants")]
         let (key, name): (_, Arc<str>) = (TenantKey(self.all.len() as u32), name.into());
         let (quota, own, elsewhere) = Default::default();
-        let (lapses, held_back_until_ms, waited_ms) = Default::default();
+        let (lapses, held_back_until_ms, waited_ms, runs) = Default::default();
         let name_of = name.clone();
         debug_assert_eq!(self.by_name.len(), self.all.len(), "names of tenants, before {name}");
-        self.all.push(Tenant { name: name_of, quota, own, elsewhere, lapses, held_back_until_ms, waited_ms });
+        self.all.push(Tenant {
+            name: name_of,
+            quota,
+            own,
+            elsewhere,
+            lapses,
+            held_back_until_ms,
+            waited_ms,
+            runs,
+        });
         self.by_name.insert(name, key);
         key
     }

@@ -11,8 +11,14 @@ use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
 /// Options of workers if the client names none.
-pub const DEFAULT_OPTIONS: WorkerOptions =
-    WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000, swap_bytes: 0, cores: 0 };
+pub const DEFAULT_OPTIONS: WorkerOptions = WorkerOptions {
+    slots: 8,
+    slot_bytes: 64 << 10,
+    hot_timeout_ns: 100_000_000,
+    swap_bytes: 0,
+    cores: 0,
+    swap_if_possible: false,
+};
 /// Most workers of one request, over all of its nodes.
 pub const MAX_WORKERS: u32 = 65_536;
 /// Longest time that a request may wait for capacity, in milliseconds.
@@ -203,8 +209,14 @@ mod tests {
     use super::*;
 
     fn asked() -> LeaseRequest {
-        let options =
-            WorkerOptions { slots: 2, slot_bytes: 5_000, hot_timeout_ns: 7, swap_bytes: 0, cores: 0 };
+        let options = WorkerOptions {
+            slots: 2,
+            slot_bytes: 5_000,
+            hot_timeout_ns: 7,
+            swap_bytes: 0,
+            cores: 0,
+            swap_if_possible: false,
+        };
         LeaseRequest { cores: 1, options: Some(options), ..LeaseRequest::default() }
     }
 

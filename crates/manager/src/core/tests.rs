@@ -227,6 +227,16 @@ impl CoreFixture {
         quota: Quota,
         asked: &LeaseRequest,
     ) -> Result<Vec<LeaseId>, Error> {
+        self.request_for_run((name, None), quota, asked)
+    }
+
+    /// Requests leases as [`CoreFixture::request_for_application`] does, for the run of a number.
+    fn request_for_run(
+        &mut self,
+        (name, run): (&str, Option<RunNumber>),
+        quota: Quota,
+        asked: &LeaseRequest,
+    ) -> Result<Vec<LeaseId>, Error> {
         let key = self.core.tenant_key(&application_name("t", name));
         self.requests += 1;
         let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
@@ -241,7 +251,7 @@ impl CoreFixture {
             needs: Arc::default(),
             wait_ms: asked.wait_ms,
             refusals: Refusals::default(),
-            application: Some(ApplicationLimits { key, quota }),
+            application: Some(ApplicationLimits { key, quota, run }),
         };
         match self.event(CoreEvent::Request(Box::new(request))).pop() {
             Some(CoreAction::Granted { leases, .. }) => Ok(leases),
@@ -849,6 +859,37 @@ fn limits_of_an_application_hold_over_all_of_its_leases() {
     fixture.report(vec![over(first, 1)]);
     assert_eq!(fixture.core.tenant(key).own.cores, 1);
     fixture.request_for_application("app", quota, &asked(1)).unwrap();
+}
+
+#[test]
+fn youngest_of_runs_that_wait_for_each_other_gives_way() {
+    let mut fixture = CoreFixture::with_node(8);
+    let quota = Quota { cores: Some(2), ..Quota::default() };
+    let ask = |fixture: &mut CoreFixture, run: RunNumber| {
+        let asked = LeaseRequest { wait_ms: 4000, ..asked(1) };
+        fixture.request_for_run(("app", Some(run)), quota, &asked)
+    };
+    let first = ask(&mut fixture, 1).unwrap()[0];
+    let youngers = ask(&mut fixture, 2).unwrap()[0];
+    let began_ms = fixture.now_ms;
+    let error = loop {
+        assert_eq!(ask(&mut fixture, 1).unwrap_err().code, Code::NoCapacity);
+        let error = ask(&mut fixture, 2).unwrap_err();
+        if error.code != Code::NoCapacity {
+            break error;
+        }
+        fixture.now_ms += 100;
+    };
+    assert_eq!((error.code, fixture.now_ms - began_ms), (Code::LeaseEnded, 4000));
+    assert!(error.message.contains("gives way to earlier runs of application t/app"), "{error}");
+    fixture.report(vec![runs(first, 1), over(youngers, 1)]);
+    let error = ask(&mut fixture, 2).unwrap_err();
+    let said = "another run of application t/app waits for more within its limits";
+    assert_eq!((error.code, error.message.as_str()), (Code::NoCapacity, said));
+    let second = ask(&mut fixture, 1).unwrap()[0];
+    assert_eq!(ask(&mut fixture, 2).unwrap_err().code, Code::NoCapacity, "the limit");
+    fixture.report(vec![over(first, 1), runs(second, 1)]);
+    ask(&mut fixture, 2).unwrap();
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::lease_records::LeaseRecord;
 use crate::listen::Peer;
 use crate::packages::{Asker, check_leasable};
 use crate::reply::ReplyPage;
+use crate::runs::run_number;
 use crate::shell::{GrantedLease, PreparedRequest, RequestOutcome, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::ShownToken;
@@ -200,6 +201,7 @@ fn wanted(
         wait_ms: asked.wait_ms,
         refusals: Refusals::by(&asked.refused),
         application: None,
+        run: if asked.run.is_empty() { None } else { Some(run_number(&asked.run)?) },
     })
 }
 

@@ -12,8 +12,14 @@ use crate::auth::CallerIdentity;
 use crate::core::{LeaseTerms, Locality, Refusals, TokenStatus};
 
 /// Options of workers without callers: the smallest inbox.
-const UNCALLED: WorkerOptions =
-    WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0, swap_bytes: 0, cores: 0 };
+const UNCALLED: WorkerOptions = WorkerOptions {
+    slots: 1,
+    slot_bytes: 64,
+    hot_timeout_ns: 0,
+    swap_bytes: 0,
+    cores: 0,
+    swap_if_possible: false,
+};
 
 impl Shell {
     /// Grants a core for a program of a lease's tenant, on the node of the lease or on one that is linked with it. The
@@ -86,6 +92,7 @@ impl Shell {
             wait_ms: 0,
             refusals: Refusals::default(),
             application: None,
+            run: None,
         })
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::{Answer, RequestKey, RequestOutcome, Shell, WaitingClient};
 use crate::core::{
     ApplicationLimits, ClientRequest, CoreAction, CoreEvent, LeaseTerms, Locality, Refusals, RequestId,
-    TokenStatus, application_name,
+    RunNumber, TokenStatus, application_name,
 };
 use crate::tokens::TokenId;
 
@@ -30,6 +30,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) refusals: Refusals,
     /// The name of the application whose runs are limited together, and its limits.
     pub(crate) application: Option<(String, Quota)>,
+    /// The run of the application, if the client named it.
+    pub(crate) run: Option<RunNumber>,
 }
 
 /// State of a submitted request.
@@ -57,7 +59,7 @@ impl Shell {
         let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
         let application = wanted.application.map(|(name, quota)| {
             let key = state.core.tenant_key(&application_name(&wanted.tenant, &name));
-            ApplicationLimits { key, quota }
+            ApplicationLimits { key, quota, run: wanted.run }
         });
         let request = ClientRequest {
             id,

@@ -210,6 +210,9 @@ pub struct RunLimits {
     /// Memory of all runs of the application, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub application_memory_bytes: Option<u64>,
+    /// Whether compute components may outgrow their own memory: what exceeds it is swapped, where that is possible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap: Option<bool>,
 }
 
 impl RunLimits {

@@ -49,6 +49,8 @@ pub struct Allocation {
     slot_bytes: u64,
     /// Swap memory of each worker, in bytes.
     swap_bytes: u64,
+    /// Whether workers that cannot swap do without.
+    swap_if_possible: bool,
     policy: Policy,
     pub(super) spin: Duration,
     max_nodes: u32,
@@ -62,6 +64,8 @@ pub struct Allocation {
     warm: String,
     /// Name of the graph whose runs are limited together; empty: none.
     application: String,
+    /// The run of that graph; empty: none.
+    run: String,
     pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
@@ -85,6 +89,7 @@ impl Allocation {
             slots: 8,
             slot_bytes: 64 << 10,
             swap_bytes: 0,
+            swap_if_possible: false,
             policy: Policy::default(),
             spin: Duration::from_micros(50),
             max_nodes: 0,
@@ -96,6 +101,7 @@ impl Allocation {
             near: Vec::new(),
             warm: String::new(),
             application: String::new(),
+            run: String::new(),
             pool: None,
             fabric: None,
             interface: None,
@@ -286,9 +292,10 @@ impl Allocation {
         self
     }
 
-    /// Counts the leases under the limits over all runs of an application.
-    pub(crate) fn application(mut self, name: &str) -> Allocation {
+    /// Counts the leases under the limits over all runs of an application, for one of these runs.
+    pub(crate) fn application(mut self, name: &str, run: &str) -> Allocation {
         name.clone_into(&mut self.application);
+        run.clone_into(&mut self.run);
         self
     }
 
@@ -297,6 +304,13 @@ impl Allocation {
     pub(crate) fn swap_bytes(mut self, bytes: u64) -> Allocation {
         self.swap_bytes = bytes;
         self
+    }
+
+    /// Sets the amount of memory that each worker may swap like [`Allocation::swap_bytes`]; workers that cannot swap do
+    /// without.
+    pub(crate) fn swap_if_possible(mut self, bytes: u64) -> Allocation {
+        self.swap_if_possible = true;
+        self.swap_bytes(bytes)
     }
 
     /// The terms by which its nodes are reached.
@@ -348,6 +362,7 @@ impl Allocation {
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             refused: String::new(),
             application: self.application.clone(),
+            run: self.run.clone(),
             needs: Some(needs).filter(|needs| !needs.is_empty()),
             options: Some(WorkerOptions {
                 slots: self.slots,
@@ -355,6 +370,7 @@ impl Allocation {
                 hot_timeout_ns: self.policy.hot_timeout_ns(),
                 swap_bytes: self.swap_bytes,
                 cores: self.cores_each,
+                swap_if_possible: self.swap_if_possible,
             }),
         }
     }

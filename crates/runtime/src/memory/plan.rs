@@ -33,6 +33,8 @@ pub struct MemoryPlan {
     pool: Option<Pool>,
     /// Name of the graph whose runs are limited together; empty: none.
     application: String,
+    /// The run of that graph; empty: none.
+    run: String,
     fabric: Option<FabricChoice>,
     cache: CacheSize,
 }
@@ -62,6 +64,7 @@ impl MemoryPlan {
             near: Vec::new(),
             pool: None,
             application: String::new(),
+            run: String::new(),
             fabric: None,
             cache: CacheSize::DEFAULT,
         }
@@ -111,9 +114,10 @@ impl MemoryPlan {
         self
     }
 
-    /// Counts the segments under the limits over all runs of an application.
-    pub(crate) fn application(mut self, name: &str) -> MemoryPlan {
+    /// Counts the segments under the limits over all runs of an application, for one of these runs.
+    pub(crate) fn application(mut self, name: &str, run: &str) -> MemoryPlan {
         name.clone_into(&mut self.application);
+        run.clone_into(&mut self.run);
         self
     }
 
@@ -208,6 +212,7 @@ impl MemoryPlan {
             near: self.near.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             application: self.application.clone(),
+            run: self.run.clone(),
             ..v1::LeaseRequest::default()
         }
     }

@@ -6,27 +6,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sublet_proto::graph::{Compute, InstancesFrom, Relation};
-use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
+use sublet_proto::graph::{Compute, InstancesFrom};
 use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
 
 use super::application::Application;
 use super::budget::RunBudget;
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
-use super::execute::{Cancel, ComponentExecutor, ComponentJob, Environment, Go};
+use super::execute::{Cancel, Environment, Go};
 use super::instances::{NumberRule, parts_of};
 use super::journal::RunJournal;
-use super::mailboxes::{end_of, mailbox};
-use super::memory::{Channels, ComponentAccess, MemoryComponent};
+use super::mailboxes::end_of;
+use super::memory::{Channels, MemoryComponent};
 use super::memory_usage::MemoryComponentUsage;
 use super::news::{News, RunResult};
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
 use super::report::RunReporter;
-use super::swapping;
 use super::uses::{Now, Uses, micros};
 use super::workers::ComponentWorkers;
-use crate::memory::MemoryPlan;
+
+mod preparation;
 
 /// Sampling interval for the usage of memory components.
 const SAMPLE: Duration = Duration::from_millis(50);
@@ -36,16 +35,21 @@ const SAMPLE: Duration = Duration::from_millis(50);
 const FIRST_REPORT: Duration = Duration::from_millis(200);
 const REPORT: Duration = Duration::from_secs(1);
 
-/// Longest wait for the resources of an environment that is prepared ahead: resources of components that have just
-/// ended take a while to become free.
-const EARLY_WAIT: Duration = Duration::from_millis(100);
-
 /// Result of a run: the outputs of the components that trigger no other, and the usage of each component.
 pub(super) struct Driven {
     pub(super) outcome: Result<Vec<(usize, Outputs)>, Error>,
     /// The memory component that is the result of a run that succeeded.
     pub(super) result: Option<RunResult>,
     pub(super) uses: Vec<ComponentUse>,
+}
+
+/// Preparation of workers before their component begins.
+#[derive(Default)]
+struct Preparation {
+    /// Longest wait for their resources.
+    wait: Duration,
+    /// The memory components that they join.
+    channels: Option<Channels>,
 }
 
 /// A thread for a component.
@@ -88,12 +92,17 @@ pub(super) struct RunDriver<'run> {
 impl<'run> RunDriver<'run> {
     pub(super) fn new(
         application: &'run Application,
-        journal: RunJournal,
+        mut journal: RunJournal,
         input: Vec<u8>,
         news: &'run mut dyn FnMut(&News),
     ) -> RunDriver<'run> {
         let graph = application.graph.clone();
         let (tell, events) = channel();
+        let failed = tell.clone();
+        journal.start_writing(move |error| {
+            // If the receiver is gone, the run is over.
+            let _ = failed.send(RunEvent::NotRecorded { error });
+        });
         let uses = Uses::new(&graph);
         RunDriver {
             account: RunBudget::new(graph.clone(), &application.described),
@@ -196,6 +205,7 @@ impl<'run> RunDriver<'run> {
                 Ok(Vec::new())
             }
             RunEvent::Ended(ended) => self.ended(*ended),
+            RunEvent::NotRecorded { error } => Err(error),
             RunEvent::Wanting { component, error } => {
                 self.tell_waiting(component, error);
                 self.spare();
@@ -291,10 +301,12 @@ impl<'run> RunDriver<'run> {
 
     /// Puts down how far each component is.
     fn tell_states(&mut self) {
+        let memories = &self.memories;
+        let is_in_use = |index: usize| memories.get(&index).is_some_and(|memory| memory.has_begun());
         for (index, used) in self.uses.components.iter_mut().enumerate() {
             used.waits_for.clear();
             let state = match self.progress.standing(index) {
-                ComponentPhase::Memory if self.memories.contains_key(&index) => ComponentState::Running,
+                ComponentPhase::Memory if is_in_use(index) => ComponentState::Running,
                 ComponentPhase::Memory if used.attempts == 0 => ComponentState::Waiting,
                 ComponentPhase::Running => ComponentState::Running,
                 ComponentPhase::Waiting => ComponentState::Waiting,
@@ -318,9 +330,11 @@ impl<'run> RunDriver<'run> {
             memory_bytes,
             allocated_byte_us,
             readings,
+            joined_ahead,
         } = ended;
         let used = &mut self.uses.components[component];
         used.allocated_bytes = used.allocated_bytes.max(memory_bytes);
+        used.joined_ahead = joined_ahead;
         used.allocated_byte_us = used.allocated_byte_us.saturating_add(allocated_byte_us);
         self.uses.count_workers(component, readings);
         if !self.progress.is_current(component, attempt) {
@@ -387,7 +401,10 @@ impl<'run> RunDriver<'run> {
         self.account.turn(over, begun);
         for step in steps {
             match step {
-                RunStep::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
+                RunStep::Record { from, to, outputs } => {
+                    self.journal.record(from, &to, &outputs)?;
+                    self.settle_effects(from)?;
+                }
                 RunStep::Start { component, attempt, input } => self.start(component, attempt, input)?,
                 RunStep::Cancel { component } => {
                     if let Some(running) = self.running.remove(&component) {
@@ -395,11 +412,25 @@ impl<'run> RunDriver<'run> {
                     }
                 }
                 RunStep::Drop { memory } => self.drop_memory(memory),
-                RunStep::Finish { outputs } => return Ok(Some(outputs)),
+                RunStep::Finish { outputs } => {
+                    self.journal.flush()?;
+                    return Ok(Some(outputs));
+                }
             }
         }
         self.release_idle();
         Ok(None)
+    }
+
+    /// Waits until everything is recorded, before a component with external effects begins and after it has ended: its
+    /// effects survive this client, so the records must, too.
+    fn settle_effects(&self, component: usize) -> Result<(), Error> {
+        let compute = self.application.graph.components[component].compute();
+        if compute.is_some_and(|compute| compute.has_external_effects) {
+            self.journal.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives back the workers that no component will use.
@@ -461,7 +492,11 @@ impl<'run> RunDriver<'run> {
 
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
         self.count_instances(component)?;
+        self.settle_effects(component)?;
         let channels = self.channels(component)?;
+        for access in channels.iter().filter(|access| access.memory.begin()) {
+            self.uses.components[access.memory.index].attempts += 1;
+        }
         let mut go = Go { attempt, input, channels };
         self.uses.components[component].attempts += 1;
         let name = self.uses.components[component].component.clone();
@@ -474,158 +509,17 @@ impl<'run> RunDriver<'run> {
                 Err(unsent) => go = unsent.0,
             }
         }
-        self.spawn(component, attempt, Duration::ZERO)?;
+        self.spawn(component, attempt, Preparation::default())?;
         let running = self.running.get_mut(&component).expect("it was spawned");
         running.has_begun = true;
         running.go.send(go).map_err(|_| Error::new(Code::Internal, "a component's thread has ended at once"))
     }
 
-    /// Starts a component's thread, which makes its environment ready.
-    fn spawn(&mut self, component: usize, attempt: u32, early_wait: Duration) -> Result<(), Error> {
-        let Application { manager, graph, options, .. } = self.application;
-        let of = &graph.components[component];
-        let Some(compute) = self.compute_of(component) else {
-            return Err(Error::new(Code::Internal, format!("component {} executes nothing", of.name)));
-        };
-        // Near the components that it communicates with, and then near the rest of the run (Scad 4.1.1).
-        let memories = graph.edges_from(component).filter_map(|edge| self.memories.get(&edge.to));
-        let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
-        near.extend(self.running.values().flat_map(|running| running.cancel.nodes()));
-        near.extend(self.nodes.iter().cloned());
-        near.dedup();
-        near.truncate(8);
-        let job = ComponentJob {
-            memory_bytes: self.worker_bytes(&of.name, &compute, attempt),
-            component,
-            name: of.name.clone(),
-            application: graph.name.clone(),
-            is_limited: graph.limits.limit_application(),
-            package: self.journal.pinned(&compute.package),
-            compute,
-            near,
-            options: options.clone(),
-        };
-        let environment = Environment::of(&job.compute);
-        let (go, going) = channel();
-        let cancel = Arc::new(Cancel::default());
-        let executor = ComponentExecutor {
-            manager: manager.clone(),
-            account: self.account.clone(),
-            job,
-            cancel: cancel.clone(),
-            kept: self.take_idle(&environment, component),
-            early_wait,
-            go: going,
-            tell: self.tell.clone(),
-        };
-        std::thread::Builder::new()
-            .name(format!("sublet {}", of.name))
-            .spawn(move || executor.run())
-            .map_err(|error| Error::new(Code::System, format!("starting a component's thread: {error}")))?;
-        self.running.insert(component, ComponentThread { go, cancel, has_begun: false });
-        Ok(())
-    }
-
-    /// The memory of all instances of a component together, in bytes; `None` leaves it to the managers. With a limit,
-    /// the size must be known, as it is counted.
-    fn worker_bytes(&self, name: &str, compute: &Compute, attempt: u32) -> Option<u64> {
-        let said = compute.resources.memory_bytes;
-        let chosen = || self.application.past(|history| history.worker(name, compute, attempt));
-        let usual = || self.account.limits_memory().then_some(MEMORY_PER_CORE_BYTES);
-        let each = said.or_else(chosen).or_else(usual)?;
-        Some(each.saturating_mul(compute.parallelism.into()))
-    }
-
-    /// Prepares the environments of upcoming components. Resources that are not available now are requested again when
-    /// the components begin.
-    fn prewarm(&mut self) {
-        self.prewarm_at = None;
-        let upcoming: Vec<usize> = self.progress.upcoming().collect();
-        // Each component that runs leaves its workers to one of those that it triggers.
-        let mut heirs: HashSet<usize> = HashSet::new();
-        for component in upcoming {
-            let compute = self.application.graph.components[component].compute();
-            if compute.is_some_and(|compute| compute.instances_from.is_some()) {
-                // How many workers it needs is known when it begins.
-                continue;
-            }
-            if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
-                continue;
-            }
-            let attempt = self.uses.components[component].attempts + 1;
-            let _ = self.spawn(component, attempt, EARLY_WAIT);
-        }
-    }
-
-    /// Whether a component will have the workers of one that triggers it, which no other has yet.
-    fn inherits(&self, component: usize, heirs: &mut HashSet<usize>) -> bool {
-        let graph = &self.application.graph;
-        let resources = graph.components[component].compute().map(|compute| &compute.resources);
-        if resources.is_some_and(|resources| resources.swap_bytes.is_some()) {
-            // Workers that have swapped are not passed on.
-            return false;
-        }
-        let environment = |at: usize| self.compute_of(at).as_ref().map(Environment::of);
-        let before = graph.edges_to(component).filter(|edge| edge.relation == Relation::Trigger);
-        let running = before.map(|edge| edge.from).filter(|before| self.running.contains_key(before));
-        let mut alike = running.filter(|&before| environment(before) == environment(component));
-        alike.any(|before| heirs.insert(before))
-    }
-
-    /// Workers that a component can use, of this run or of an earlier one.
-    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
-        let idle = self.idle.get_mut(environment).and_then(Vec::pop);
-        let idle = idle.inspect(|workers| workers.hand_on(component));
-        idle.or_else(|| self.application.kept(environment))
-    }
-
-    /// The memory components that one may access, made where they are not there.
-    fn channels(&mut self, component: usize) -> Result<Channels, Error> {
-        let graph = &self.application.graph;
-        let mut channels = Channels { of: component, list: Vec::new() };
-        for edge in graph.edges_from(component) {
-            let Relation::Access(rights) = edge.relation else { continue };
-            let memory = match self.memories.get(&edge.to) {
-                Some(memory) => memory.clone(),
-                None => {
-                    let of = &graph.components[edge.to];
-                    let memory = of.memory().expect("an access edge leads to memory");
-                    let options = &self.application.options;
-                    let mut plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
-                    if graph.limits.limit_application() {
-                        plan = plan.application(&graph.name);
-                    }
-                    if let Some(fabric) = &options.fabric {
-                        plan = plan.fabric(fabric.clone());
-                    }
-                    let sizes = self.application.past(|history| history.memory(&of.name, memory));
-                    let plan = plan.initial_bytes(sizes.initial_bytes).increment_bytes(sizes.increment_bytes);
-                    let made = MemoryComponent::new(
-                        &self.application.manager,
-                        (edge.to, &of.name),
-                        (memory, plan),
-                        (&self.account, self.tell.clone()),
-                    )?;
-                    self.uses.components[edge.to].attempts += 1;
-                    self.memories.insert(edge.to, made.clone());
-                    made
-                }
-            };
-            let mailbox = mailbox(graph, edge.to, component);
-            let swaps_from = swapping::instance_of(graph, edge.to);
-            channels.list.push(ComponentAccess {
-                memory,
-                rights,
-                mailbox,
-                released: Arc::default(),
-                swaps_from,
-            });
-        }
-        Ok(channels)
-    }
-
     fn drop_memory(&mut self, memory: usize) {
-        let Some(component) = self.memories.remove(&memory) else { return };
+        // Memory of components that have not begun has no segments.
+        let Some(component) = self.memories.remove(&memory).filter(|memory| memory.has_begun()) else {
+            return;
+        };
         // Before another component requests its share.
         let share = self.account.leave_memory(memory).map(Arc::new);
         let (ending, held) = (component.clone(), share.clone());

@@ -30,6 +30,10 @@ pub(super) enum RunEvent {
         generation: usize,
         error: Error,
     },
+    /// A record could not be stored, which ends the run.
+    NotRecorded {
+        error: Error,
+    },
     /// All instances of a component have released a memory component.
     Released {
         component: usize,
@@ -54,6 +58,8 @@ pub(super) struct ExecutionResult {
     pub(super) allocated_byte_us: u64,
     /// Usage of the workers' leases.
     pub(super) readings: Vec<Readings>,
+    /// Segments that the workers had joined when the component began.
+    pub(super) joined_ahead: u32,
 }
 
 /// Reason why a component failed.

@@ -1,9 +1,9 @@
 //! Implements the thread of a compute component: it leases workers, waits until the component begins, and calls its
 //! instances.
 //!
-//! It may be started before its component begins, so that the environment is ready by then (Scad 4.1.2). In this case
-//! it uses only resources that are free, or become free soon, and gives them up when a component that has begun waits
-//! for them.
+//! It may be started before its component begins, so that the environment is ready by then (Scad 4.1.2): workers are
+//! leased, and have joined the memory that exists. In this case it uses only resources that are free, or become free
+//! soon, and gives them up when a component that has begun waits for them.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 
 use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
 use super::event::{ComponentFailure, ExecutionResult, RunEvent, is_lost};
-use super::memory::{Channels, ComponentAccess, Link};
+use super::memory::{Channels, ComponentAccess, Link, LinkTime};
 use super::options::RunOptions;
 use super::progress::Outputs;
 use super::uses::{Now, UsageReading, WorkerMemory, micros};
@@ -51,11 +51,14 @@ pub(super) struct ComponentJob {
     pub(super) application: String,
     /// Whether the graph limits all runs of the application together.
     pub(super) is_limited: bool,
+    pub(super) run: String,
     pub(super) compute: Compute,
     /// The leased package: the version of the component's package when the run began.
     pub(super) package: String,
     /// Memory of all instances together, in bytes; `None` leaves it to the managers.
     pub(super) memory_bytes: Option<u64>,
+    /// Whether workers that cannot swap do without: the graph lets all components swap, and names no size for this one.
+    pub(super) swaps_if_possible: bool,
     pub(super) near: Vec<String>,
     pub(super) options: RunOptions,
 }
@@ -116,6 +119,8 @@ pub(super) struct ComponentExecutor {
     pub(super) cancel: Arc<Cancel>,
     /// Workers of another component that is done.
     pub(super) kept: Option<ComponentWorkers>,
+    /// The memory components that workers join before the component begins.
+    pub(super) ahead: Option<Channels>,
     /// Time after which it reports that it waits for workers.
     pub(super) early_wait: Duration,
     pub(super) go: Receiver<Go>,
@@ -133,12 +138,7 @@ impl ComponentExecutor {
                 .take(self.job.component, self.amount())
                 .map(|share| self.lease(self.early_wait, share)),
         };
-        if let Some(Ok(workers)) = &early {
-            self.cancel.watch(workers);
-            // Allocates the output buffers, so that the workers have mapped them. Memory that is not available now is
-            // requested again.
-            let _ = workers.outputs(&self.job);
-        }
+        let ahead = early.as_ref().and_then(|early| self.prepare(early.as_ref().ok()?));
         // The sender was dropped: the component is not needed.
         let Ok(go) = self.go.recv() else { return };
         let workers = match early {
@@ -153,13 +153,18 @@ impl ComponentExecutor {
         if self.cancel.is_cancelled() {
             return;
         }
-        let attempt = go.attempt;
+        let Go { attempt, input, channels } = go;
         // The next components' environments may be prepared from now on. Before, this would take the same cores.
         let called = || drop(self.tell.send(RunEvent::Called));
         let began = Instant::now();
-        let (outputs, mut workers) = match workers {
-            Ok(workers) => (workers.execute(&self.job, go, called), Some(workers)),
-            Err(error) => (Err(failure(error)), None),
+        let (outputs, joined_ahead, mut workers) = match workers {
+            Ok(workers) => {
+                let linked = self.link(&workers, ahead, channels);
+                let joined_ahead = linked.as_ref().map_or(0, |linked| linked.joined_ahead);
+                let execute = |linked: LinkedWorkers| workers.execute(&self.job, &input, &linked, called);
+                (linked.map_err(failure).and_then(execute), joined_ahead, Some(workers))
+            }
+            Err(error) => (Err(failure(error)), 0, None),
         };
         let outputs = outputs.map_err(|failure| failure.of(&self.job));
         let memory_bytes = workers.as_ref().map_or(0, ComponentWorkers::memory_bytes);
@@ -176,8 +181,37 @@ impl ComponentExecutor {
             memory_bytes,
             allocated_byte_us: memory_bytes.saturating_mul(micros(leased)),
             readings,
+            joined_ahead,
         };
         let _ = self.tell.send(RunEvent::Ended(Box::new(ended)));
+    }
+
+    /// Prepares workers that were leased before their component begins, as far as that is possible now. What is not is
+    /// requested again when it begins, and then reports its reason.
+    fn prepare(&self, workers: &ComponentWorkers) -> Option<AheadLinks> {
+        self.cancel.watch(workers);
+        // Allocates the output buffers, so that the workers have mapped them.
+        let _ = workers.outputs(&self.job);
+        let channels = self.ahead.clone()?;
+        let links = workers.links(self.job.compute.parallelism, &channels, LinkTime::Ahead).ok()?;
+        Some(AheadLinks { channels, links })
+    }
+
+    /// Connects workers whose component begins to its memory, unless they are connected already.
+    fn link(
+        &self,
+        workers: &ComponentWorkers,
+        ahead: Option<AheadLinks>,
+        channels: Channels,
+    ) -> Result<LinkedWorkers, Error> {
+        if let Some(AheadLinks { channels: known, links }) = ahead {
+            let joined: Option<u32> = links.iter().map(|link| link.begin(&channels)).sum();
+            if let Some(joined_ahead) = joined {
+                return Ok(LinkedWorkers { channels: known, links, joined_ahead });
+            }
+        }
+        let links = workers.links(self.job.compute.parallelism, &channels, LinkTime::Begin)?;
+        Ok(LinkedWorkers { channels, links, joined_ahead: 0 })
     }
 
     fn options(&self) -> &RunOptions {
@@ -222,7 +256,7 @@ impl ComponentExecutor {
             .warm(format!("{application}/{name}"))
             .wait(wait);
         if self.job.is_limited {
-            allocation = allocation.application(application);
+            allocation = allocation.application(application, &self.job.run);
         }
         if !options.keep_alive.is_zero() {
             allocation = allocation.idle_timeout(options.keep_alive);
@@ -240,7 +274,10 @@ impl ComponentExecutor {
             allocation = allocation.pool(pool);
         }
         if let Some(bytes) = compute.resources.swap_bytes {
-            allocation = allocation.swap_bytes(bytes);
+            allocation = match self.job.swaps_if_possible {
+                true => allocation.swap_if_possible(bytes),
+                false => allocation.swap_bytes(bytes),
+            };
         }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;
@@ -255,21 +292,40 @@ impl ComponentExecutor {
     }
 }
 
+/// Connections of workers to memory from before their component begins.
+struct AheadLinks {
+    channels: Channels,
+    links: Vec<Link>,
+}
+
+/// Connections of workers to the memory of their component, which begins.
+struct LinkedWorkers {
+    channels: Channels,
+    links: Vec<Link>,
+    /// Segments that the workers had joined before.
+    joined_ahead: u32,
+}
+
 impl ComponentWorkers {
+    /// Sends each worker process its run, with these memory components.
+    fn links(&self, instances: u32, channels: &Channels, time: LinkTime) -> Result<Vec<Link>, Error> {
+        let link =
+            |lease: &Arc<ClientLease>| Link::open(lease, lease.first_worker, instances, channels, time);
+        self.invoker.leases_held().map(link).collect()
+    }
+
     /// Calls every instance, and waits for all.
     fn execute(
         &self,
         job: &ComponentJob,
-        go: Go,
+        input: &[u8],
+        linked: &LinkedWorkers,
         called: impl FnOnce(),
     ) -> Result<Outputs, ComponentFailure> {
         let instances = job.compute.parallelism;
-        let link = |lease: &Arc<ClientLease>| Link::open(lease, lease.first_worker, instances, &go.channels);
-        let links: Vec<Link> =
-            self.invoker.leases_held().map(link).collect::<Result<_, _>>().map_err(failure)?;
-        let outputs = self.call(job, &go.input, called);
+        let outputs = self.call(job, input, called);
         let (spaces, memory): (Vec<&ComponentAccess>, Vec<&ComponentAccess>) =
-            go.channels.iter().partition(|access| access.swaps_from.is_some());
+            linked.channels.iter().partition(|access| access.swaps_from.is_some());
         if let Err(ComponentFailure::Lost(error)) = outputs {
             // A process that touches swapped bytes whose memory is gone is killed; the reason for the memory's loss
             // says more.
@@ -282,7 +338,7 @@ impl ComponentWorkers {
         }
         // Output of a process that ended meanwhile is invalid, since its successor does not know the run. So is
         // everything that was read from lost memory.
-        links.iter().try_for_each(Link::check).map_err(ComponentFailure::Lost)?;
+        linked.links.iter().try_for_each(Link::check).map_err(ComponentFailure::Lost)?;
         memory.iter().try_for_each(|access| access.check(instances)).map_err(ComponentFailure::Lost)?;
         outputs
     }

@@ -1,4 +1,9 @@
 //! Records a run in the managers' store, where it survives its client and its components.
+//!
+//! Entries are stored in their order by a thread ([`writer`]), while the run continues. A client that dies leaves a
+//! beginning of its journal, and what its components did beyond that is lost with it. So the driver waits until all
+//! entries are stored before anything leaves the run: before it returns outputs, and before and after a component with
+//! external effects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +18,9 @@ use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
 use crate::manager::ManagerClient;
 use crate::random::random_bits;
+use writer::JournalWriter;
+
+mod writer;
 
 /// Number of bytes of entries after which a message is sent.
 const BATCH_BYTES: usize = 1 << 20;
@@ -28,6 +36,8 @@ pub(super) struct RunJournal {
     instances: HashMap<usize, u32>,
     /// The number of the latest entry.
     last: u64,
+    /// Stores the entries. Without it, they are stored by the thread that records them.
+    writer: Option<JournalWriter>,
 }
 
 impl RunJournal {
@@ -51,6 +61,7 @@ impl RunJournal {
             packages: begun.packages,
             instances: HashMap::new(),
             last: 0,
+            writer: None,
         })
     }
 
@@ -67,6 +78,7 @@ impl RunJournal {
             packages: Vec::new(),
             instances: HashMap::new(),
             last: 0,
+            writer: None,
         };
         let (mut input, mut entries) = (Vec::new(), Vec::new());
         loop {
@@ -101,10 +113,32 @@ impl RunJournal {
         &self.run
     }
 
+    /// Has entries stored while the run continues. `report` is called with the first error.
+    pub(super) fn start_writing(&mut self, report: impl FnOnce(Error) + Send + 'static) {
+        let (manager, run) = (self.manager.clone(), self.run.clone());
+        let store = move |entries| manager.journal(v1::JournalRequest { run: run.clone(), entries });
+        self.writer = JournalWriter::start(store, report).ok();
+    }
+
+    /// Waits until everything recorded so far is stored.
+    ///
+    /// # Errors
+    /// The managers' error, if something is not stored.
+    pub(super) fn flush(&self) -> Result<(), Error> {
+        self.writer.as_ref().map_or(Ok(()), JournalWriter::flush)
+    }
+
+    fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
+        match &self.writer {
+            Some(writer) => writer.write(entries),
+            None => self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries }),
+        }
+    }
+
     /// Records the outputs that a component hands on.
     ///
     /// # Errors
-    /// `output_too_large`, and the managers' errors. The outputs are then not recorded.
+    /// `output_too_large`, and the managers' errors, also those of earlier entries. The outputs are then not recorded.
     pub(super) fn record(&mut self, from: usize, to: &[usize], outputs: &Outputs) -> Result<(), Error> {
         let name = |component: usize| self.graph.components[component].name.clone();
         let mut batch = Vec::new();
@@ -128,7 +162,7 @@ impl RunJournal {
             });
             if batch_bytes >= BATCH_BYTES || instance + 1 == instances {
                 let entries = std::mem::take(&mut batch);
-                self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries })?;
+                self.store(entries)?;
                 batch_bytes = 0;
             }
         }
@@ -143,24 +177,28 @@ impl RunJournal {
     /// Records the number of instances with which a component begins, in this run, from now on.
     ///
     /// # Errors
-    /// The managers' errors. The number is then not recorded.
+    /// The managers' errors, also those of earlier entries. The number is then not recorded.
     pub(super) fn record_instances(&mut self, component: usize, instances: u32) -> Result<(), Error> {
         self.last += 1;
         let from = self.graph.components[component].name.clone();
         let entry =
             JournalEntry { number: self.last, from, decided_instances: instances, ..JournalEntry::default() };
-        self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries: vec![entry] })?;
+        self.store(vec![entry])?;
         self.instances.insert(component, instances);
         Ok(())
     }
 
     /// Ends the run. The managers may then delete its records.
     pub(super) fn end(
-        &self,
+        mut self,
         error: Option<&Error>,
         components: Vec<v1::ComponentUse>,
         points: Vec<v1::UsagePoint>,
     ) -> Result<(), Error> {
+        // The entries of a run that has failed are not needed; those of another are stored.
+        if let Some(writer) = self.writer.take() {
+            writer.end();
+        }
         let (code, message) =
             error.map_or((0, String::new()), |error| (error.code.number(), error.message.clone()));
         let run = self.run.clone();

@@ -22,13 +22,13 @@ use crate::memory::piece::MemoryPiece;
 use crate::memory::{Memory, MemoryPlan};
 use crate::worker::channel::{ENDED_AT, LEN_AT, OVER_AT};
 
-pub(super) use link::Link;
+pub(super) use link::{Link, LinkTime};
 
 mod link;
 
 /// A memory component of a run.
 pub(super) struct MemoryComponent {
-    index: usize,
+    pub(super) index: usize,
     name: String,
     plan: MemoryPlan,
     limit_bytes: u64,
@@ -43,8 +43,13 @@ pub(super) struct MemoryComponent {
     /// Reason why the component could not grow, if it might have grown elsewhere or at another time.
     lost: Mutex<Option<Error>>,
     used: Mutex<MemoryComponentUsage>,
-    /// Worker processes that have pieces of it, by the numbers of their connections.
+    /// Worker processes of components that have begun and that have pieces of it, by the numbers of their connections.
     reached_by: Mutex<BTreeSet<usize>>,
+    /// Number of requests to make it shorter, before which processes of components that had not begun may have joined
+    /// more. Written by the threads that answer workers.
+    cuts: AtomicU32,
+    /// Whether a component that may access it has begun: 1 or 0. Written by the driver.
+    begun: AtomicU32,
 }
 
 /// State of a memory component.
@@ -136,6 +141,8 @@ impl MemoryComponent {
             lost: Mutex::default(),
             used: Mutex::default(),
             reached_by: Mutex::default(),
+            cuts: AtomicU32::new(0),
+            begun: AtomicU32::new(0),
         }))
     }
 
@@ -160,6 +167,16 @@ impl MemoryComponent {
     /// An identifier that distinguishes the component from earlier and later ones of the same name.
     pub(super) fn generation(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+
+    /// Records that a component begins that may access it. Returns whether it is the first.
+    pub(super) fn begin(&self) -> bool {
+        self.begun.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Whether a component that may access it has begun. Before, it has no memory.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire) != 0
     }
 
     /// Whether it is still there, and otherwise why not.
@@ -296,6 +313,14 @@ impl MemoryComponent {
             drop(used);
             Ok(memory.pieces_from(from))
         })
+    }
+
+    /// The pieces behind `from` that exist.
+    fn existing(&self, from: u64) -> Vec<Arc<MemoryPiece>> {
+        match &*read_lock(&self.stage) {
+            ComponentStage::Made(memory) => memory.pieces_from(from),
+            ComponentStage::Unmade { .. } | ComponentStage::Over => Vec::new(),
+        }
     }
 
     /// Reduces the length, as requested by the only process that has pieces of the component. Bytes behind the new

@@ -1,9 +1,9 @@
 //! Decides the next steps of a run: every decision, without threads, clocks or I/O.
 //!
 //! A component waits until all that trigger it are done, then its instances execute, then it is done. The outputs that
-//! it hands to the next components are recorded before any of them begins. When a component or a memory component is
-//! lost, its *communicating set* is discarded and begins again from the records (Scad 4.2.4): all components that have
-//! begun and are connected with it by accesses and messages, in either direction. No other component is affected.
+//! it hands to the next components are recorded. When a component or a memory component is lost, its *communicating set*
+//! is discarded and begins again from the records (Scad 4.2.4): all components that have begun and are connected with it
+//! by accesses and messages, in either direction. No other component is affected.
 //!
 //! Invariants:
 //! - A component begins only when a record of each of its inputs is there, or is the [`RunStep`] before.
@@ -34,8 +34,8 @@ pub(crate) type Outputs = Arc<Vec<Vec<u8>>>;
 /// A step that the driver must execute, in this order. Components are named by their index in the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RunStep {
-    /// Outputs that a component hands to others. Later steps must not be executed before these are stored where a
-    /// failure does not reach them.
+    /// Outputs that a component hands to others. Nothing leaves the run before these, and all before them, are stored
+    /// where a failure does not reach them: no output of the run, and no external effect of a component.
     Record { from: usize, to: Vec<usize>, outputs: Outputs },
     /// A component begins, with this input.
     Start { component: usize, attempt: u32, input: Arc<Vec<u8>> },

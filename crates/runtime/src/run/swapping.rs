@@ -1,10 +1,10 @@
 //! Adds swap space to a run: a memory component, not named in the document, for each instance of a compute component
-//! that swaps. A worker process uses that of its first instance. The component is leased as it is needed, shown and
+//! that swaps, because its document says so or because the graph lets all components swap (Scad 4.2.2). A worker process uses that of its first instance. The component is leased as it is needed, shown and
 //! counted like all memory. When it is lost the compute component begins again, and the swapped bytes are of no further
 //! use.
 
-use sublet_proto::graph::{Component, Edge, Graph, MemoryNeed, MemoryRights, Relation, Role};
-use sublet_proto::limits::MIN_SEGMENT_BYTES;
+use sublet_proto::graph::{Component, Edge, Graph, MAX_SWAPPING, MemoryNeed, MemoryRights, Relation, Role};
+use sublet_proto::limits::{MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAPPING_BYTES};
 
 /// Part of the names of swap components, which no name in a document can have.
 const OF: &str = "/swap";
@@ -14,10 +14,16 @@ const MIN_STEP_BYTES: u64 = 16 << 20;
 /// agent.
 const STEPS: u64 = 64;
 
+/// Memory that an instance may swap if the graph lets all components swap, in bytes.
+const CHOSEN_BYTES: u64 = 4 << 30;
+
 /// The graph as it is executed: with a further memory component for each instance that swaps.
 pub(super) fn with_swap_space(graph: &Graph) -> Graph {
     let mut driven = graph.clone();
-    for (from, component) in graph.components.iter().enumerate() {
+    if graph.limits.swap == Some(true) {
+        let_all_swap(&mut driven);
+    }
+    for (from, component) in driven.components.clone().iter().enumerate() {
         let Some(compute) = component.compute() else { continue };
         let Some(swap_bytes) = compute.resources.swap_bytes else { continue };
         for instance in 0..compute.parallelism {
@@ -44,6 +50,25 @@ pub(super) fn with_swap_space(graph: &Graph) -> Graph {
         }
     }
     driven
+}
+
+/// Lets all components swap that name no size, as far as a graph may have instances that swap. Those whose number of
+/// instances follows from data do not swap, nor do those that name too little memory of their own.
+fn let_all_swap(graph: &mut Graph) {
+    let computes = || graph.components.iter().filter_map(Component::compute);
+    let swapping = computes().filter(|compute| compute.resources.swap_bytes.is_some());
+    let named: u64 = swapping.map(|compute| u64::from(compute.parallelism)).sum();
+    let mut left = u64::from(MAX_SWAPPING).saturating_sub(named);
+    for component in &mut graph.components {
+        let Role::Compute(compute) = &mut component.role else { continue };
+        let instances = u64::from(compute.parallelism);
+        let has_enough = compute.resources.memory_bytes.is_none_or(|bytes| bytes >= MIN_SWAPPING_BYTES);
+        let is_fixed = compute.instances_from.is_none();
+        if compute.resources.swap_bytes.is_none() && is_fixed && has_enough && instances <= left {
+            compute.resources.swap_bytes = Some(CHOSEN_BYTES.min(MAX_SWAP_BYTES / instances.max(1)));
+            left -= instances;
+        }
+    }
 }
 
 /// The first instance of the process that swaps to a memory component. `None` if the component is not swap space.
@@ -82,5 +107,38 @@ mod tests {
         assert_eq!([16 << 20, 1 << 30, 10 << 30].map(steps), [16 << 20, 16 << 20, 160 << 20]);
         assert_eq!([2, 3, 4, 5].map(|at| instance_of(&driven, at)), [None, Some(0), Some(1), Some(2)]);
         assert!((3..6).all(|to| driven.edges_to(to).map(|edge| edge.from).eq([1])));
+    }
+
+    #[test]
+    fn graph_lets_components_swap_that_name_no_size() {
+        let document = r#"{ "version": 1, "name": "swaps", "limits": { "swap": true },
+            "components": [
+                { "name": "entry", "type": "compute", "package": "p", "function": "f", "entry": true },
+                { "name": "own", "type": "compute", "package": "p", "function": "f",
+                  "resources": { "memory_bytes": 67108864, "swap_bytes": 268435456 } },
+                { "name": "small", "type": "compute", "package": "p", "function": "f",
+                  "resources": { "memory_bytes": 1048576 } },
+                { "name": "counted", "type": "compute", "package": "p", "function": "f",
+                  "parallelism": { "from": "entry", "limit": 2 } },
+                { "name": "wide", "type": "compute", "package": "p", "function": "f", "parallelism": 200 },
+                { "name": "wider", "type": "compute", "package": "p", "function": "f", "parallelism": 100 } ],
+            "edges": [
+                { "type": "trigger", "from": "entry", "to": "own" },
+                { "type": "trigger", "from": "entry", "to": "small" },
+                { "type": "trigger", "from": "entry", "to": "counted" },
+                { "type": "trigger", "from": "entry", "to": "wide" },
+                { "type": "trigger", "from": "entry", "to": "wider" } ] }"#;
+        let graph = Graph::parse(document.as_bytes()).unwrap();
+        let swap_bytes = |graph: &Graph| -> Vec<Option<u64>> {
+            let computes = graph.components.iter().filter_map(Component::compute);
+            computes.map(|compute| compute.resources.swap_bytes).collect()
+        };
+        let (chosen, own) = (Some(CHOSEN_BYTES), Some(268_435_456));
+        // A graph has at most 256 instances that swap.
+        let expected = [chosen, own, None, None, chosen, None];
+        assert_eq!(swap_bytes(&with_swap_space(&graph)), expected);
+        let without = document.replace("\"swap\": true", "\"swap\": false");
+        let without = with_swap_space(&Graph::parse(without.as_bytes()).unwrap());
+        assert_eq!(swap_bytes(&without), [None, own, None, None, None, None]);
     }
 }

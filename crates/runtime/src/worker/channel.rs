@@ -60,6 +60,21 @@ pub struct Channel {
     client: Arc<GraphClient>,
     /// State of each worker of the process. Written by that worker; others only read it.
     uses: Box<[AtomicU32]>,
+    /// For each worker, whether a thread of its instance takes a message from the instance's queue: 1 or 0. Written by
+    /// the threads of the instance.
+    claims: Box<[AtomicU32]>,
+}
+
+/// The right to take messages from an instance's queue, for one thread of the process. It ends when this is dropped.
+pub(super) struct QueueClaim<'run>(Option<&'run AtomicU32>);
+
+impl Drop for QueueClaim<'_> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.0 {
+            let before = claim.swap(0, Ordering::Release);
+            debug_assert_eq!(before, 1, "a claim of a queue ends that no thread has: {before}");
+        }
+    }
 }
 
 /// State of a worker that has not accessed a channel, or has ended.
@@ -109,7 +124,8 @@ impl Channel {
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
         let v1::Channel { component: name, limit_bytes, mailbox, is_swap, .. } = channel;
         let uses = (0..workers).map(|_| AtomicU32::new(UNUSED)).collect();
-        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses })
+        let claims = (0..workers).map(|_| AtomicU32::new(0)).collect();
+        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses, claims })
     }
 
     /// Registers that a worker accesses the channel, from now on until its function returns or releases it.
@@ -290,6 +306,22 @@ impl Channel {
         self.readable(offset, len_bytes)?;
         self.client.check()?;
         self.pieces.mapped(offset, len_bytes)
+    }
+
+    /// Requests the pieces that exist, before any function accesses them.
+    pub(super) fn join(&self) {
+        // A piece that is not reached now is requested again by the first access, which reports the reason.
+        let _ = self.ask(v1::MemoryQuestion { if_there: true, ..v1::MemoryQuestion::default() });
+    }
+
+    /// Claims the queue of a worker's instance for the calling thread; `None` while another thread has it.
+    #[inline]
+    pub(super) fn claim_queue(&self, worker: u32) -> Option<QueueClaim<'_>> {
+        // A worker number that the process does not have has no threads.
+        let Some(claim) = self.claims.get(worker as usize) else { return Some(QueueClaim(None)) };
+        // Acquire pairs with the Release of the previous claim's end, so that its changes of the queue are seen.
+        let before = claim.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        before.ok().map(|_| QueueClaim(Some(claim)))
     }
 
     /// The piece that has all of a stretch, which is made if it is not there.

@@ -3,7 +3,8 @@
 //!
 //! A queue is a ring of records, each a word and its message. Senders claim their records by moving the tail, write the
 //! message and then the word. The instance that owns the queue takes records in their order, sets them to zero and
-//! moves the head. On another machine the same steps are executed over the connection, one after the other.
+//! moves the head, one of its threads at a time. On another machine the same steps are executed over the connection, one
+//! after the other.
 //!
 //! Invariants:
 //! - All bytes between the tail and the head are zero, so a word that is not zero marks a complete message.
@@ -56,6 +57,25 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct Mailbox<'run> {
     pub(super) channel: &'run Channel,
     pub(super) told: &'run v1::Mailbox,
+}
+
+/// An instance of a component, and the worker of this process that executes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueReceiver {
+    pub(super) instance: u32,
+    pub(super) worker: u32,
+}
+
+/// Result of one look at a queue.
+enum TakeOutcome {
+    /// Length and sender of the message that was taken.
+    Message(u32, u32),
+    /// The end of the ring was skipped.
+    Skipped,
+    /// The word at this offset of the ring is zero: no message has arrived.
+    Nothing(u64),
+    /// Another thread of the component takes a message from the queue.
+    Busy,
 }
 
 /// A queue, with its location.
@@ -197,44 +217,67 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Takes the next message out of an instance's queue: how long it is, and which instance has sent it.
+    /// Takes the next message out of an instance's queue: how long it is, and which instance has sent it. Several threads
+    /// of the instance may receive at once: each message goes to one of them.
     ///
     /// # Errors
     /// `deadline_exceeded`, and `lease_ended` if the other component has ended and nothing is left of it.
     pub(super) fn receive(
         &self,
-        own: u32,
+        own: QueueReceiver,
         mut into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {
-        let queue = self.queue(u64::from(self.told.own_queue) + u64::from(own))?;
+        let queue = self.queue(u64::from(self.told.own_queue) + u64::from(own.instance))?;
         let mut wait = Wait::new(self, deadline);
         loop {
             // Checked before the queue is read, so that messages which the peer sent before its end are received.
             let peer = self.check_peer();
-            let head = checked(queue.load(HEAD_AT)?)?;
-            let at = head % RING_BYTES;
-            let Some((len, from)) = read_word(queue.load(RING_AT + at)?) else {
-                peer?;
-                let has_slept = queue.sleep(RING_AT + at);
-                wait.more(has_slept, || format!("component {} sends nothing", self.told.peer))?;
-                continue;
-            };
-            if len == SKIP {
-                queue.clear(at, WORD_BYTES)?;
-                queue.add(HEAD_AT, RING_BYTES - at)?;
-                continue;
+            match self.take(&queue, own.worker, &mut into)? {
+                TakeOutcome::Message(len, from) => {
+                    self.channel.check()?;
+                    return Ok((len, from));
+                }
+                TakeOutcome::Skipped => {}
+                TakeOutcome::Nothing(at) => {
+                    peer?;
+                    let has_slept = queue.sleep(at);
+                    wait.more(has_slept, || format!("component {} sends nothing", self.told.peer))?;
+                }
+                TakeOutcome::Busy => wait.more(false, || {
+                    format!("another thread receives from component {} at the same time", self.told.peer)
+                })?,
             }
-            let Record { bytes, .. } = Record::received(head, len)?;
-            if len as usize > into.len() {
-                return Err(ReceiveError::TooLong(len));
-            }
-            queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
-            queue.clear(at, bytes)?;
-            queue.add(HEAD_AT, bytes)?;
-            self.channel.check()?;
-            return Ok((len, from));
         }
+    }
+
+    /// Takes the message at the head of a queue, if one has arrived. No other thread of the process takes one from there
+    /// meanwhile: the head moves after the message was copied.
+    fn take(
+        &self,
+        queue: &Queue<'_>,
+        worker: u32,
+        into: &mut SharedBytesMut<'_>,
+    ) -> Result<TakeOutcome, ReceiveError> {
+        let Some(_claim) = self.channel.claim_queue(worker) else { return Ok(TakeOutcome::Busy) };
+        let head = checked(queue.load(HEAD_AT)?)?;
+        let at = head % RING_BYTES;
+        let Some((len, from)) = read_word(queue.load(RING_AT + at)?) else {
+            return Ok(TakeOutcome::Nothing(RING_AT + at));
+        };
+        if len == SKIP {
+            queue.clear(at, WORD_BYTES)?;
+            queue.add(HEAD_AT, RING_BYTES - at)?;
+            return Ok(TakeOutcome::Skipped);
+        }
+        let Record { bytes, .. } = Record::received(head, len)?;
+        if len as usize > into.len() {
+            return Err(ReceiveError::TooLong(len));
+        }
+        queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
+        queue.clear(at, bytes)?;
+        queue.add(HEAD_AT, bytes)?;
+        Ok(TakeOutcome::Message(len, from))
     }
 
     fn queue(&self, number: u64) -> Result<Queue<'_>, Error> {
@@ -422,58 +465,4 @@ impl<'run> Wait<'run> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_contiguous_and_skip_the_rest_of_the_ring() {
-        assert_eq!(Record::at(0, 0), Record { at: 0, skipped: 0, bytes: 8 });
-        assert_eq!(Record::at(16, 9), Record { at: 16, skipped: 0, bytes: 24 });
-        let last = RING_BYTES - 16;
-        assert_eq!(Record::at(RING_BYTES + last, 8), Record { at: last, skipped: 0, bytes: 16 });
-        assert_eq!(Record::at(RING_BYTES + last, 9), Record { at: 0, skipped: 16, bytes: 24 });
-        assert_eq!(Record::at(last, 9).end(last), Some(RING_BYTES + 24));
-        assert!(RING_BYTES.is_multiple_of(WORD_BYTES) && MAX_MESSAGE_BYTES + 8 < RING_BYTES / 2);
-    }
-
-    #[test]
-    fn refuses_positions_and_lengths_that_no_sender_has_written() {
-        let code = |refused: Result<(), Error>| refused.unwrap_err().code;
-        let claimed = |head, tail| code(Record::claimed(head, tail, 9).map(drop));
-        // Positions within a word, and a tail whose record would end beyond the last position.
-        assert_eq!(claimed(0, 3), Code::Protocol);
-        assert_eq!(claimed(RING_BYTES - 1, RING_BYTES), Code::Protocol);
-        for tail in [u64::MAX - 7, u64::MAX - 15] {
-            assert_eq!(claimed(tail - 8, tail), Code::Protocol, "{tail}");
-        }
-        let received = |head, len| code(Record::received(head, len).map(drop));
-        assert_eq!(received(5, 9), Code::Protocol);
-        assert_eq!(received(0, MAX_MESSAGE_BYTES as u32 + 1), Code::Protocol);
-        // Its end would be in the next queue.
-        assert_eq!(received(RING_BYTES - 8, 1), Code::Protocol);
-        assert_eq!(Record::received(RING_BYTES - 8, 0).unwrap().bytes, 8);
-    }
-
-    #[test]
-    fn records_of_any_positions_are_within_the_ring() {
-        let ends = [0, 8, RING_BYTES - 8, RING_BYTES, u64::MAX - 7, u64::MAX / 2 + 1];
-        for (head, tail) in ends.iter().flat_map(|head| ends.iter().map(move |tail| (*head, *tail))) {
-            for len in [0, 1, 8, MAX_MESSAGE_BYTES] {
-                if let Ok(Some((record, end))) = Record::claimed(head, tail, len) {
-                    assert!(record.at + record.bytes <= RING_BYTES, "{record:?}");
-                    assert!(record.at.is_multiple_of(WORD_BYTES) && end > tail, "{record:?} up to {end}");
-                }
-            }
-        }
-        assert_eq!(Record::claimed(0, RING_BYTES, 0).unwrap(), None, "the ring is full");
-        assert!(Record::claimed(8, RING_BYTES, 0).unwrap().is_some());
-    }
-
-    #[test]
-    fn word_encodes_length_and_sender_and_is_never_zero() {
-        for (len, from) in [(0, 0), (1, 7), (MAX_MESSAGE_BYTES as u32, u32::MAX), (SKIP, 0)] {
-            assert_eq!(read_word(word(len, from)), Some((len, from)));
-        }
-        assert_eq!(read_word(0), None);
-    }
-}
+mod tests;

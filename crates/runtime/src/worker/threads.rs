@@ -100,9 +100,10 @@ impl WorkerProcessState {
         }
     }
 
-    /// Accepts a client's run, and swaps to its memory if it has some for that.
+    /// Accepts a client's run, and swaps to its memory if it has some for that and this process can.
     pub(super) fn take_run(&self, run: &v1::Run, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        if worker_run::take(run, fds, self.workers() as usize, self.setup.memory_bytes)? {
+        let has_space = worker_run::take(run, fds, self.workers() as usize, self.setup.memory_bytes)?;
+        if has_space && self.setup.local_bytes > 0 {
             swapping::turn_on();
         }
         Ok(())

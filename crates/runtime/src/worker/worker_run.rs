@@ -11,13 +11,16 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::channel::{self, Channel};
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, QueueReceiver};
 use crate::memory::pieces::CacheSize;
 
 pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
 
 /// The caches of all channels have this part of the process's memory, at most.
 const CACHES_PART: u64 = 8;
+
+/// Stack of the thread that joins memory ahead.
+const JOINING_STACK_BYTES: usize = 512 << 10;
 
 /// The run for which this process executes a component now.
 static RUN: RwLock<Option<Arc<WorkerRun>>> = RwLock::new(None);
@@ -51,10 +54,21 @@ pub(super) fn take(
         }
     };
     let (first_instance, instances) = (message.first_instance, message.instances);
-    let run = WorkerRun { first_instance, instances, channels };
+    let run = Arc::new(WorkerRun { first_instance, instances, channels });
     let swaps = run.swap_space().is_ok();
-    *write_lock(&RUN) = Some(Arc::new(run));
+    *write_lock(&RUN) = Some(run.clone());
+    if message.ahead {
+        join_ahead(run);
+    }
     Ok(swaps)
+}
+
+/// Joins the memory that exists of a run whose functions begin later, in a thread: the process can begin meanwhile.
+fn join_ahead(run: Arc<WorkerRun>) {
+    let join = move || run.channels.iter().for_each(Channel::join);
+    let thread = std::thread::Builder::new().name("joining".to_owned()).stack_size(JOINING_STACK_BYTES);
+    // Without the thread, functions join the memory when they access it.
+    let _ = thread.spawn(join);
 }
 
 impl WorkerRun {
@@ -92,7 +106,8 @@ impl WorkerRun {
     }
 
     /// Takes the next message that any instance of a component has sent to this one, and waits for it at most until the
-    /// deadline. Returns its length and the number of its sender.
+    /// deadline. Returns its length and the number of its sender. Threads of the instance may receive at the same time;
+    /// each message goes to one of them.
     ///
     /// # Errors
     /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component
@@ -104,7 +119,8 @@ impl WorkerRun {
         into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), ReceiveError> {
-        self.mailbox(component)?.receive(own, into, deadline)
+        let receiver = QueueReceiver { instance: own, worker: own.saturating_sub(self.first_instance) };
+        self.mailbox(component)?.receive(receiver, into, deadline)
     }
 
     /// The channel of this process's swap space.

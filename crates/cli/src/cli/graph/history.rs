@@ -95,6 +95,8 @@ pub(super) struct ComponentUse {
     pub(super) nodes: Vec<String>,
     /// Name of the component of the same run that this one waits for.
     pub(super) waits_for: Option<String>,
+    /// Segments of memory that the workers had joined when the component started.
+    joined_ahead: u32,
 }
 
 /// Converts the managers' records for output.
@@ -116,6 +118,7 @@ pub(super) fn component_uses(uses: &[v1::ComponentUse]) -> Vec<ComponentUse> {
         used_now_bytes: used.used_now_bytes,
         nodes: used.nodes.clone(),
         waits_for: (!used.waits_for.is_empty()).then(|| used.waits_for.clone()),
+        joined_ahead: used.joined_ahead,
     };
     uses.iter().map(shown).collect()
 }

@@ -5,6 +5,10 @@
 //! the process has this socket from its agent, which relays requests and answers, and exchanges tickets for
 //! connections. So only processes that have received a segment from its run reach it. A process has one connection to
 //! each node, which further segments there join.
+//!
+//! A process that was leased ahead receives its run before its component begins, and joins the segments that exist then
+//! (Scad 4.2.3). It counts as one that accesses them once the component begins. If the component's memory is not the same
+//! by then, or was made shorter, the process receives its run again.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -17,7 +21,7 @@ use std::time::Duration;
 use prost::Message;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::read_only;
-use sublet_fabric::sync::Ordering;
+use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
@@ -33,6 +37,37 @@ use crate::worker::channel::{ENDED_AT, LEN_AT, shared};
 /// Longest time that a worker may take to receive an answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time at which a worker process receives its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::run) enum LinkTime {
+    /// Before its component begins: the process joins the memory that exists.
+    Ahead,
+    /// When its component begins.
+    Begin,
+}
+
+/// Segments that a process joins before its component begins.
+struct JoinedAhead {
+    /// 1 once the component has begun. Written by the component's thread.
+    has_begun: AtomicU32,
+    /// For each channel, 1 once the process has requested the segments that exist. Written by the thread that answers,
+    /// before it looks for them.
+    asked: Box<[AtomicU32]>,
+    /// Number of segments that were passed to the process at its request for what exists. Written by the thread that
+    /// answers.
+    segments: AtomicU32,
+}
+
+impl JoinedAhead {
+    fn new(time: LinkTime, channels: usize) -> JoinedAhead {
+        JoinedAhead {
+            has_begun: AtomicU32::new(u32::from(time == LinkTime::Begin)),
+            asked: (0..channels).map(|_| AtomicU32::new(0)).collect(),
+            segments: AtomicU32::new(0),
+        }
+    }
+}
+
 /// Opens the file again with only these rights.
 fn opened(file: BorrowedFd<'_>, rights: MemoryRights) -> Result<OwnedFd, Error> {
     match rights {
@@ -47,6 +82,11 @@ fn opened(file: BorrowedFd<'_>, rights: MemoryRights) -> Result<OwnedFd, Error> 
 pub(in crate::run) struct Link {
     way: Option<Arc<RequestPath>>,
     channels: Channels,
+    /// The process's first instance.
+    first: u32,
+    joined: Arc<JoinedAhead>,
+    /// For each channel, the number of requests to make it shorter before the process received the run.
+    cuts: Vec<u32>,
     lease: Arc<ClientLease>,
     /// Number of the worker processes that had ended before the one that has received the run.
     exits: u64,
@@ -59,13 +99,20 @@ impl Link {
         first: u32,
         instances: u32,
         channels: &Channels,
+        time: LinkTime,
     ) -> Result<Link, Error> {
         let channels = channels.of_process(first);
         let count = u32::try_from(channels.len()).unwrap_or(u32::MAX);
-        let run = v1::Run { first_instance: first, instances, channels: count, number: 0 };
+        let ahead = time == LinkTime::Ahead;
+        let run = v1::Run { first_instance: first, instances, channels: count, number: 0, ahead };
+        let joined = Arc::new(JoinedAhead::new(time, channels.len()));
+        let cuts = channels.iter().map(|access| access.memory.cuts.load(Ordering::SeqCst)).collect();
+        let (lease_of, exits) = (lease.clone(), 0);
+        let mut link = Link { way: None, channels, first, joined, cuts, lease: lease_of, exits };
+        let channels = &link.channels;
         if channels.is_empty() {
-            let exits = lease.tell_run(run, RunMemoryAccess::Nothing)?;
-            return Ok(Link { way: None, channels: channels.clone(), exits, lease: lease.clone() });
+            link.exits = lease.tell_run(run, RunMemoryAccess::Nothing)?;
+            return Ok(link);
         }
         let node = lease.description().node;
         let own = lease.first_worker..lease.first_worker + lease.workers();
@@ -75,6 +122,7 @@ impl Link {
             own,
             instances,
             node,
+            joined: link.joined.clone(),
             sent: RefCell::default(),
         };
         let first = channels.iter().map(ProcessAnswer::channel);
@@ -95,9 +143,39 @@ impl Link {
             let exits = lease.tell_run(run, RunMemoryAccess::Here(there.as_fd()));
             (way, exits)
         };
-        let mut link = Link { way: Some(way), channels: channels.clone(), lease: lease.clone(), exits: 0 };
+        link.way = Some(way);
         link.exits = exits?;
         Ok(link)
+    }
+
+    /// Lets the component of a process that received its run ahead begin with these components. Returns the number of
+    /// segments that the process has joined by then; `None` if it has to receive its run again, because the memory is
+    /// not the same any more, or another process runs.
+    pub(in crate::run) fn begin(&self, channels: &Channels) -> Option<u32> {
+        let now = channels.of_process(self.first);
+        let pairs = || self.channels.iter().zip(now.iter());
+        let is_same = now.len() == self.channels.len()
+            && pairs().all(|(known, now)| Arc::ptr_eq(&known.memory, &now.memory));
+        if !is_same || self.check().is_err() {
+            return None;
+        }
+        let Some(way) = &self.way else { return Some(0) };
+        self.joined.has_begun.store(1, Ordering::SeqCst);
+        for (access, asked) in self.channels.iter().zip(self.joined.asked.iter()) {
+            // Pairs with the thread that answers, which stores this word and then looks whether the component has begun.
+            if asked.load(Ordering::SeqCst) != 0 {
+                lock(&access.memory.reached_by).insert(way.number());
+            }
+        }
+        debug_assert_eq!(
+            self.cuts.len(),
+            self.channels.len(),
+            "numbers of requests to make channels shorter"
+        );
+        let mut cuts = self.channels.iter().zip(&self.cuts);
+        // From here on the memory is not made shorter, as the process has pieces of it.
+        let is_whole = cuts.all(|(access, cuts)| access.memory.cuts.load(Ordering::SeqCst) == *cuts);
+        is_whole.then(|| self.joined.segments.load(Ordering::SeqCst))
     }
 
     /// Checks that the worker process is still the one that received the run.
@@ -228,6 +306,7 @@ struct WorkerResponder {
     instances: u32,
     /// The node that the process is on.
     node: String,
+    joined: Arc<JoinedAhead>,
     sent: RefCell<SentPieces>,
 }
 
@@ -281,6 +360,9 @@ impl WorkerResponder {
         if let Some(len_bytes) = question.shorten_to {
             self.shorten(access, len_bytes)?;
         }
+        if question.if_there {
+            self.join((number, component), question.have_bytes, *rights)?;
+        }
         if question.end_bytes > 0 {
             lock(&component.reached_by).insert(self.way.number());
             let reserved = component.reserve(question.end_bytes, self.channels.of);
@@ -299,6 +381,29 @@ impl WorkerResponder {
         }
         let ended = (component.word(ENDED_AT).load(Ordering::Acquire) & 0xffff_ffff) as u32;
         Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
+    }
+
+    /// Passes the pieces behind `from` that exist to the process, whose component may not have begun.
+    fn join(
+        &self,
+        (channel, component): (u32, &MemoryComponent),
+        from: u64,
+        rights: MemoryRights,
+    ) -> Result<(), Error> {
+        let index = channel.checked_sub(1).and_then(|index| self.joined.asked.get(index as usize));
+        if let Some(asked) = index {
+            asked.store(1, Ordering::SeqCst);
+        }
+        // Pairs with the beginning of the component, which looks at the word that was just stored.
+        if self.joined.has_begun.load(Ordering::SeqCst) != 0 {
+            lock(&component.reached_by).insert(self.way.number());
+        }
+        for piece in component.existing(from) {
+            let answer = self.piece((channel, component), &piece, rights)?;
+            self.way.send(answer)?;
+            self.joined.segments.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     /// A piece, as the process or its agent gets it.
@@ -349,7 +454,11 @@ impl WorkerResponder {
             return Err(protocol(format!("memory component {} may not be made shorter", component.name)));
         }
         let own = self.way.number();
-        if lock(&component.reached_by).iter().any(|other| *other != own) {
+        // Processes of components that have not begun receive their runs again.
+        component.cuts.fetch_add(1, Ordering::SeqCst);
+        // Held until the pieces are given back, so that no process receives one of them meanwhile.
+        let reached_by = lock(&component.reached_by);
+        if reached_by.iter().any(|other| *other != own) {
             return Err(shared(&component.name));
         }
         // A process on another machine learns of the end of its mapped memory from its agent, and gets no message about

@@ -96,7 +96,8 @@ impl GraphClient {
         self.state.view(at).expect("a page has these words")
     }
 
-    /// Sends a question, and processes its answers. `question` is called when it is this thread's turn.
+    /// Sends a question, and processes its answers, all of them even if one cannot be used. `question` is called when it
+    /// is this thread's turn.
     pub(super) fn ask(
         &self,
         question: impl FnOnce() -> v1::MemoryQuestion,
@@ -105,18 +106,21 @@ impl GraphClient {
         let mut request_socket = lock(&self.request_socket);
         let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
         request_socket.socket.send(&question.encode_to_vec(), &[])?;
+        let mut taken = Ok(());
         loop {
             match answer(request_socket.socket.receive(None)?)? {
-                (memory_answer::Body::Piece(piece), fds) => take(request_socket.receive(piece, fds)?)?,
+                (memory_answer::Body::Piece(piece), fds) => {
+                    taken = taken.and_then(|()| take(request_socket.receive(piece, fds)?));
+                }
                 (memory_answer::Body::There(there), _) => {
                     if let Some(known) = &self.known {
                         known.len_bytes.fetch_max(there.len_bytes, Ordering::AcqRel);
                         known.ended.fetch_or(there.ended.into(), Ordering::AcqRel);
                     }
-                    return Ok(());
+                    return taken;
                 }
                 (memory_answer::Body::Failure(failure), _) => {
-                    return Err(error_of(failure.code, failure.message));
+                    return taken.and(Err(error_of(failure.code, failure.message)));
                 }
                 (memory_answer::Body::Channel(_), _) => {
                     return Err(protocol("a channel that was not asked for"));
