@@ -80,10 +80,11 @@ impl StoreRuns {
     /// `unknown_run` if it has ended otherwise.
     pub(crate) async fn cancel(&self, tenant: &str, run: String, now_ms: u64) -> Result<RunInfo, Error> {
         check_id(&run)?;
-        let (owner, id) = (tenant.to_owned(), run.clone());
-        let cancel = move |store: &mut dyn Store| end_at_once(store, &owner, &id, now_ms, Code::RunCancelled);
+        let tenant = tenant.to_owned();
+        let cancel =
+            move |store: &mut dyn Store| end_at_once(store, &tenant, &run, now_ms, Code::RunCancelled);
         let info = self.database.with(cancel).await?;
-        self.forget(tenant, &run, KeptEntries::Nothing).await?;
+        self.forget(&info, KeptEntries::Nothing).await?;
         Ok(info)
     }
 }
