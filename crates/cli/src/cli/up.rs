@@ -272,6 +272,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
             managers: vec![Address::Unix(state.join("manager.sock"))],
             ca_pem: None,
             token: None,
+            tenant: None,
         },
         name: arguments.name.unwrap_or_else(own_node_name),
         cores: arguments.cores,
