@@ -16,7 +16,7 @@ import page  # noqa: E402: it is beside this file
 # The help texts, in the order in which their examples are run: before `deploy` there is no platform of the user.
 ORDER = [
     "completions", "manual", "fabrics", "doctor", "manager", "agent", "store", "up",
-    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "run", "logs", "bill", "package", "environment",
+    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "run", "logs", "bill", "package", "environment",
     "secret", "tenant", "token", "gc", "lease", "sandbox", "image", "bench",
 ]  # fmt: skip
 # Reasons for which an example may be left out, each with what it means.
@@ -24,6 +24,7 @@ REASONS = {
     "measures": "it measures for minutes",
     "needs a registry": "it needs the image debian:12, or a registry",
     "needs an environment": "it needs an environment that was made in Python, as test_environments.py makes it",
+    "needs a running run": "it ends a run, which has to be in progress",
     "needs events": "it runs as long as there are events, as the platform's tests of triggers send them",
     "needs identifiers": "it names sandboxes, whose numbers differ",
     "needs sudo": "it needs sudo",
@@ -38,16 +39,19 @@ SERVING = [
     "sublet agent", "sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token", "sublet agent --listen ''",
     "sublet up", "sublet up --cores 2 --memory 4GiB", "sublet up --cores 3 --shared-cores 1",
     "sublet up --listen 0.0.0.0:7441", "sublet up --state /tmp/s",
+    "sublet runner", "sublet runner --at-once 64",
 ]  # fmt: skip
 # Examples that are left out: by help text, and by how they begin.
 LEFT_OUT = {
-    "": {"sublet up": "serves", "sublet manager": "serves", "sublet agent": "serves", "sublet store check": "serves"},
+    "": {"sublet up": "serves", "sublet manager": "serves", "sublet agent": "serves", "sublet runner": "serves",
+         "sublet store check": "serves"},
     "bench": {"sublet bench": "measures"},
     "call": {"sublet call libx/f --shared": "needs a sharing node"},
     "deploy": {"sublet deploy ./pricing": "needs a registry"},
     "doctor": {"sudo ": "needs sudo"},
     "environment": {"sublet environment show": "needs an environment", "sublet environment remove": "needs an environment"},
-    "graph": {"sublet graph resume": "needs a lost client", "sublet graph trigger": "needs events", "sublet graph top": "needs events"},
+    "graph": {"sublet graph resume": "needs a lost client", "sublet graph trigger": "needs events", "sublet graph top": "needs events",
+              "sublet graph cancel": "needs a running run"},
     "graph trigger": {"sublet graph trigger": "needs events", "tail ": "needs events"},
     "image": {"sublet image pull": "needs a registry", "sublet image import": "needs a registry",
               "sublet image show": "needs a registry", "sublet image remove": "needs a registry"},
@@ -59,13 +63,14 @@ LEFT_OUT = {
 NOT_RUN = {
     "measures": 17,
     "needs a lost client": 1,
+    "needs a running run": 1,
     "needs a registry": 8,
     "needs a sharing node": 2,
     "needs an environment": 2,
     "needs events": 6,
     "needs identifiers": 3,
     "needs sudo": 1,
-    "serves": 4,
+    "serves": 5,
 }
 
 
