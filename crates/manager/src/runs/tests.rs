@@ -152,8 +152,11 @@ async fn detached_run_is_taken_once_and_keeps_its_outputs() {
     assert_eq!(runs.take(None, take("b"), 2_000).await.unwrap().unwrap().lease.unwrap().epoch, 2);
     let before = entries_before(2);
     let number = PAGE_RECORDS as u64 + 10;
-    let entries: Vec<JournalEntry> =
-        (1..=number).map(|at| entry(before + at, if at % 2 == 0 { &[] } else { &["d"] })).collect();
+    let output = |at: u64| {
+        let to: &[&str] = if at.is_multiple_of(2) { &[] } else { &["d"] };
+        entry(before + at, to)
+    };
+    let entries: Vec<JournalEntry> = (1..=number).map(output).collect();
     runs.journal("alice", written(&run, 2, &entries)).await.unwrap();
     let outputs = vec!["c".to_owned()];
     let end =
@@ -190,13 +193,16 @@ async fn cancelled_run_takes_nothing_more() {
 #[tokio::test]
 async fn run_that_no_process_can_end_is_ended() {
     let (_folder, runs, _, run) = driven_and_detached().await;
-    let mut now_ms = 2_000;
-    for epoch in 1..=MAX_EPOCH {
-        let taken = runs.take(None, take(&format!("runner-{epoch}")), now_ms).await.unwrap().unwrap();
-        assert_eq!(taken.lease.unwrap().epoch, epoch);
-        now_ms += 5_000;
-    }
-    assert_eq!(runs.take(None, take("last"), now_ms).await.unwrap(), None);
+    let (id, lease) = (run.clone(), RunLease { epoch: MAX_EPOCH - 1, ..RunLease::default() });
+    let taken_often = move |store: &mut dyn Store| {
+        change(store, "alice", &id, |info| Ok(Some(RunInfo { lease: Some(lease.clone()), ..info })))
+    };
+    runs.database.with(taken_often).await.unwrap();
+    let taken = runs.take(None, take("last"), 2_000).await.unwrap().unwrap();
+    assert_eq!(taken.lease.unwrap().epoch, MAX_EPOCH);
+    assert_eq!(runs.take(None, take("other"), 6_999).await.unwrap(), None);
+    assert_eq!(runs.take(None, take("other"), 7_000).await.unwrap(), None);
     let info = runs.read("alice", ReadRunRequest { run, after: 0 }).await.unwrap().info.unwrap();
-    assert_eq!((info.code, info.ended_unix_ms), (Code::WorkerDied.number(), now_ms));
+    assert_eq!((info.code, info.ended_unix_ms), (Code::WorkerDied.number(), 7_000));
+    assert!(info.message.contains("1000 processes"), "{}", info.message);
 }
