@@ -74,7 +74,7 @@ struct RunnerState {
     tell: Tell,
     /// Makes every driver hand its run back.
     leaves: AtomicBool,
-    /// Guards nothing: a change of what the runner waits for is announced under it.
+    /// Guards no data: the runner's thread holds it from its last look at `leaves` until it waits.
     waiting: Mutex<()>,
     changed: Condvar,
 }
@@ -192,19 +192,23 @@ impl RunnerState {
         let Some(taken) = taken else { return Ok(None) };
         let state = self.clone();
         let drive = move || {
-            state.drive(taken);
-            state.announce_change();
+            // A run that was left is not taken again at once.
+            if state.drive(taken).is_none_or(|error| !is_outage(error.code)) {
+                state.announce_change();
+            }
         };
         let spawned = std::thread::Builder::new().name("sublet run".into()).spawn(drive);
         spawned.map(Some).map_err(|error| Error::of_system("starting a run's thread", &error))
     }
 
-    fn drive(&self, taken: RunInfo) {
+    /// Drives a run, and returns the reason if it has not succeeded.
+    fn drive(&self, taken: RunInfo) -> Option<Error> {
         let (run, tenant) = (taken.run.clone(), taken.tenant.clone());
         let epoch = taken.lease.as_ref().map_or(0, |lease| lease.epoch);
         (self.tell)(&RunnerNews::Taken { run: run.clone(), tenant: tenant.clone(), epoch });
         let error = self.drive_as_tenant(taken, epoch).err();
-        (self.tell)(&RunnerNews::Left { run, tenant, error });
+        (self.tell)(&RunnerNews::Left { run, tenant, error: error.clone() });
+        error
     }
 
     fn drive_as_tenant(&self, taken: RunInfo, epoch: u64) -> Result<(), Error> {
