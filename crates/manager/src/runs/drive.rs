@@ -7,7 +7,9 @@ use sublet_proto::{Code, Error, decode};
 
 use super::check::check_id;
 use super::lease::{self, LeaseTerm};
-use super::{KeptEntries, PAGE_RECORDS, StoreRuns, change, find, has_ended, run_key, unlist, with_report};
+use super::{
+    KeptEntries, PAGE_RECORDS, StoreRuns, change, find, forget_all, has_ended, run_key, unlist, with_report,
+};
 use crate::store::{Store, keys};
 
 impl StoreRuns {
@@ -104,12 +106,15 @@ fn take_of_page(
     let of_runs: Vec<String> = names.iter().map(|(tenant, run)| run_key(tenant, run)).collect();
     let records = store.get_each(&of_runs)?;
     for ((tenant, run), record) in names.into_iter().zip(records) {
-        // A run that is not there is being made, or removed, by another manager.
-        let Some(record) = record else { continue };
+        let Some(record) = record else {
+            // A run is stored before it is listed, so this one was removed.
+            unlist(store, tenant, run)?;
+            continue;
+        };
         let info: RunInfo = decode("a stored run", &record)?;
         if info.ended_unix_ms != 0 {
-            // The manager that ended it was killed.
-            unlist(store, tenant, run)?;
+            // The manager that ended it was killed before it removed the rest.
+            remove_rest(store, &info)?;
             continue;
         }
         if let Some(taken) = take_listed(store, &info, (runner, term))? {
@@ -130,9 +135,9 @@ fn take_listed(
     if lease::is_held(lease, term.now_ms) && lease.runner != runner {
         return Ok(None);
     }
-    if lease::is_exhausted(lease) {
-        end_at_once(store, &listed.tenant, &listed.run, term.now_ms, Code::WorkerDied)?;
-        unlist(store, &listed.tenant, &listed.run)?;
+    if lease::is_exhausted(lease) && !lease::is_held(lease, term.now_ms) {
+        let ended = end_at_once(store, &listed.tenant, &listed.run, term.now_ms, Code::WorkerDied)?;
+        remove_rest(store, &ended)?;
         return Ok(None);
     }
     let mut is_taken = false;
@@ -169,6 +174,12 @@ fn end_at_once(
         let components = reported.components.clone();
         Ok(Some(RunInfo { ended_unix_ms, code: code.number(), message, components, ..info }))
     })
+}
+
+/// Removes what a run that has ended needs no more, and takes it off the list.
+fn remove_rest(store: &mut dyn Store, ended: &RunInfo) -> Result<(), Error> {
+    forget_all(store, &ended.tenant, &ended.run, KeptEntries::of(ended))?;
+    unlist(store, &ended.tenant, &ended.run)
 }
 
 /// The tenant and the run of a key of the list.
