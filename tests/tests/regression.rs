@@ -173,7 +173,7 @@ fn kill_process_of(cluster: &mut Cluster, runners: &mut [ServerProgram], dice: u
 }
 
 #[test]
-fn killing_any_process_leaves_the_model_of_a_detached_run_identical() {
+fn killing_any_process_leaves_a_detached_runs_model_identical() {
     let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
     for _ in 0..2 {
         cluster.add_agent(LentCores::cores(2));

@@ -238,7 +238,7 @@ fn runner_that_stood_still_changes_nothing() {
     wait_until("the second one has the lease", || {
         record(&client, run.id()).lease.is_some_and(|lease| lease.epoch == 2)
     });
-    // It goes on in the middle of the other's work, and is refused.
+    // It continues in the middle of the other's work, and is refused.
     first.resume();
     assert_eq!(output_of(&run), b"\xffxyz");
     wait_until("the first one has noticed", || first.log().contains("another process drives it"));

@@ -409,12 +409,12 @@ fn abandon(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeptEntries {
     Nothing,
-    /// Those of the run's outputs.
+    /// Entries of the run's outputs.
     Outputs,
 }
 
 impl KeptEntries {
-    /// Those of a run that has ended: the outputs of a detached run are for the clients that wait for it.
+    /// Entries of a run that has ended: the outputs of a detached run are for the clients that wait for it.
     fn of(run: &RunInfo) -> KeptEntries {
         if run.terms.is_some() && run.code == 0 { KeptEntries::Outputs } else { KeptEntries::Nothing }
     }

@@ -19,7 +19,7 @@ pub const MIN_LEASE_MS: u64 = 1_000;
 pub const MAX_LEASE_MS: u64 = 60_000;
 /// Longest name of a process that drives a run, in bytes.
 pub const MAX_RUNNER_BYTES: usize = 128;
-/// Largest epoch of a run's lease: a run that so many processes have taken, and none has ended, is ended.
+/// Largest epoch of a run's lease. A run that 1000 processes have taken, and none has ended, is ended.
 pub const MAX_EPOCH: u64 = 1_000;
 
 /// The number in front of the entries of a lease's owner. Entries of different owners have different numbers, so a

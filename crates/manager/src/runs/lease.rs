@@ -5,8 +5,8 @@
 //! - An epoch is given to one process, and epochs only grow: each process that takes the lease gets the next one.
 //! - A process takes the lease only when no other holds it. One that holds it may renew it also after its end, as long
 //!   as no other has taken it.
-//! - Writes of another epoch than the current one are refused. So a process that stands still, and believes to hold the
-//!   lease when it goes on, changes nothing. This does not depend on clocks: those of managers that differ only make
+//! - Writes of another epoch than the current one are refused. So a process that stood still, and believes to
+//!   hold the lease when it continues, changes nothing. This does not depend on clocks: those of managers that differ only make
 //!   another process take the lease earlier or later.
 
 use sublet_proto::run::{MAX_EPOCH, MAX_LEASE_MS, MAX_RUNNER_BYTES, MIN_LEASE_MS};
@@ -39,7 +39,7 @@ pub(super) fn is_current(lease: Option<&RunLease>, epoch: u64) -> bool {
     }
 }
 
-/// Whether so many processes have taken the lease that no further one gets it.
+/// Whether the lease was taken too often for a further process to get it.
 pub(super) fn is_exhausted(lease: &RunLease) -> bool {
     lease.epoch >= MAX_EPOCH
 }
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// What a process, by its number, tries.
+    /// Attempt of a process, by its number.
     #[derive(Clone, Copy, Debug)]
     enum Try {
         Take(usize),

@@ -105,7 +105,7 @@ fn code<T>(result: Result<T, Error>) -> Option<Code> {
 }
 
 #[tokio::test]
-async fn writes_of_a_process_that_has_lost_the_lease_are_refused() {
+async fn refuses_writes_of_a_process_without_the_lease() {
     let (_folder, runs, run, _) = driven_and_detached().await;
     let (first, second) = (entries_before(1), entries_before(2));
     runs.journal("alice", written(&run, 1, &[entry(first + 1, &[])])).await.unwrap();

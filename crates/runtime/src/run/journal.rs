@@ -35,7 +35,7 @@ pub(super) struct RunJournal {
     last: u64,
 }
 
-/// What the managers have of a run that another process has driven.
+/// Input, records and log of a run that another process has driven, as the managers have them.
 pub(super) struct KeptRun {
     pub(super) input: Vec<u8>,
     pub(super) records: Vec<KeptRecord>,

@@ -35,7 +35,7 @@ pub struct RunnerOptions {
 /// Event of a [`Runner`].
 #[derive(Clone, Debug)]
 pub enum RunnerNews {
-    /// It has taken a run.
+    /// The runner has taken a run.
     Taken {
         /// The run's identifier.
         run: String,
@@ -44,7 +44,7 @@ pub enum RunnerNews {
         /// Number of times that the run was taken, by any process.
         epoch: u64,
     },
-    /// It drives the run no more: the run has ended, was handed back, or was taken by another process.
+    /// The runner drives the run no more: the run has ended, was handed back, or was taken by another process.
     Left {
         /// The run's identifier.
         run: String,
@@ -53,7 +53,7 @@ pub enum RunnerNews {
         /// Reason, unless the run succeeded.
         error: Option<Error>,
     },
-    /// It cannot look for runs. It tries again until it can, and tells each reason once.
+    /// The runner cannot look for runs. It tries again, and reports each reason once.
     Unable {
         /// Error of the managers.
         error: Error,

@@ -17,7 +17,7 @@ use crate::cli::time::show_moment;
 ///
 /// The exit status is 0 if the run succeeded, and otherwise that of the run's error.
 #[derive(Debug, Args)]
-pub(super) struct Wait {
+pub(super) struct WaitArguments {
     /// The run's identifier, as `sublet graph run --detach` prints it
     run: String,
 
@@ -36,7 +36,7 @@ pub(super) struct Wait {
 ///
 /// The process that drives it gives its cores and memory back within about a second. The run cannot be resumed.
 #[derive(Debug, Args)]
-pub(super) struct Cancel {
+pub(super) struct CancelArguments {
     /// The run's identifier
     run: String,
 
@@ -49,7 +49,7 @@ pub(super) struct Cancel {
 /// The log has starts, ends, losses and failures of components, with what a failed function in Python printed, and the
 /// processes that drove the run. The managers keep the latest 128 events. `sublet logs LEASE` shows what other functions print.
 #[derive(Debug, Args)]
-pub(super) struct Logs {
+pub(super) struct LogsArguments {
     /// The run's identifier
     run: String,
 
@@ -87,8 +87,8 @@ impl From<LogLine> for EventView {
 }
 
 /// Waits for a run.
-pub(super) fn wait(arguments: &Wait, output: &CommandOutput) -> Result<(), Error> {
-    let Wait { run, timeout, destination, connection } = arguments;
+pub(super) fn wait(arguments: &WaitArguments, output: &CommandOutput) -> Result<(), Error> {
+    let WaitArguments { run, timeout, destination, connection } = arguments;
     destination.check(output)?;
     let outcome = RunHandle::open(connection.access()?, run)?.wait(*timeout)?;
     let info = connection.open()?.read_run(run, u64::MAX)?.info.unwrap_or_default();
@@ -97,15 +97,15 @@ pub(super) fn wait(arguments: &Wait, output: &CommandOutput) -> Result<(), Error
 }
 
 /// Cancels a run.
-pub(super) fn cancel(arguments: &Cancel, output: &CommandOutput) -> Result<(), Error> {
-    let Cancel { run, connection } = arguments;
+pub(super) fn cancel(arguments: &CancelArguments, output: &CommandOutput) -> Result<(), Error> {
+    let CancelArguments { run, connection } = arguments;
     RunHandle::open(connection.access()?, run)?.cancel()?;
     output.show(&CancelledRun { run }, |CancelledRun { run }| format!("cancelled {run}"))
 }
 
 /// Shows the log of a run.
-pub(super) fn logs(arguments: &Logs, output: &CommandOutput) -> Result<(), Error> {
-    let Logs { run, connection } = arguments;
+pub(super) fn logs(arguments: &LogsArguments, output: &CommandOutput) -> Result<(), Error> {
+    let LogsArguments { run, connection } = arguments;
     let lines = RunHandle::open(connection.access()?, run)?.logs()?;
     let log = RunLogOutput { run, events: lines.into_iter().map(EventView::from).collect() };
     output.show(&log, |log| {
