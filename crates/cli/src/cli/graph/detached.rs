@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_runtime::run::{LogLine, RunHandle};
 
-use super::run::Destination;
+use super::run::OutputDestination;
 use crate::cli::ConnectionArguments;
 use crate::cli::output::CommandOutput;
 use crate::cli::parse::duration;
@@ -26,7 +26,7 @@ pub(super) struct WaitArguments {
     timeout: Option<Duration>,
 
     #[command(flatten)]
-    destination: Destination,
+    destination: OutputDestination,
 
     #[command(flatten)]
     connection: ConnectionArguments,

@@ -67,7 +67,7 @@ pub(super) struct Resume {
 #[derive(Debug, Args)]
 struct Terms {
     #[command(flatten)]
-    destination: Destination,
+    destination: OutputDestination,
 
     /// Print no progress
     #[arg(long, short)]
@@ -79,7 +79,7 @@ struct Terms {
 
 /// Destination of a run's output.
 #[derive(Debug, Args)]
-pub(super) struct Destination {
+pub(super) struct OutputDestination {
     /// File for the output of the last component, or - for standard output; outputs of several instances are each preceded
     /// by their length, as docs/graphs.md describes. If the graph declares a memory component as the result, its bytes
     /// are written instead
@@ -145,7 +145,7 @@ impl Conditions {
     }
 }
 
-impl Destination {
+impl OutputDestination {
     pub(super) fn check(&self, output: &CommandOutput) -> Result<(), Error> {
         if is_dash(&self.output) && !output.is_for_people() {
             let message =
