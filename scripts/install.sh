@@ -21,9 +21,9 @@
 #
 # Nothing installed names the prefix, so the tree may be moved. With --systemd there are also these files, which do name it:
 #
-#   lib/systemd/system/          sublet-manager.service, sublet-agent.service
-#   lib/{sysusers,tmpfiles}.d/   their user, and /etc/sublet with the two configurations
-#   share/sublet/                manager.toml, agent.toml, from which those are made
+#   lib/systemd/system/          sublet-manager.service, sublet-agent.service, sublet-runner.service
+#   lib/{sysusers,tmpfiles}.d/   their user, and /etc/sublet with the three configurations
+#   share/sublet/                manager.toml, agent.toml, runner.env, from which those are made
 set -euo pipefail
 
 if [[ $# -lt 1 || $# -gt 2 || -z $1 || $1 == -* || ! ${2---library} =~ ^--(library|systemd)$ ]]; then
@@ -144,13 +144,14 @@ library() {
 
 units() {
     local unit
-    for unit in sublet-manager.service sublet-agent.service; do
+    for unit in sublet-manager.service sublet-agent.service sublet-runner.service; do
         fill "packaging/systemd/$unit" "lib/systemd/system/$unit"
     done
     fill packaging/systemd/sublet.sysusers.conf lib/sysusers.d/sublet.conf
     fill packaging/systemd/sublet.tmpfiles.conf lib/tmpfiles.d/sublet.conf
     put 644 packaging/manager.toml share/sublet/manager.toml
     put 644 packaging/agent.toml share/sublet/agent.toml
+    put 644 packaging/runner.env share/sublet/runner.env
 }
 
 [[ $extent == --library ]] || programs

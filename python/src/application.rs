@@ -1,10 +1,11 @@
 //! Applications of several components, and their runs.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use sublet::{ComponentUse, Error, News, Outcome, RunOptions};
+use sublet::{ComponentUse, Error, LogLine, News, Outcome, RunHandle, RunOptions};
 
 use crate::component::PyMemory;
 use crate::error::{invalid, raised};
@@ -89,6 +90,51 @@ impl PyApplication {
         let watch = RunWatch::new(news);
         ran(py, watch, |news, goes_on| self.0.resume_while(run, news, goes_on))
     }
+
+    /// Begins a run that does not depend on this process.
+    fn detach(&self, py: Python<'_>, input: &[u8]) -> PyResult<PyRun> {
+        let detached = py.detach(|| self.0.detach(input));
+        detached.map(PyRun::new).map_err(|error| raised(py, &error))
+    }
+}
+
+/// A run that another process drives.
+#[pyclass(name = "Run", frozen, module = "sublet._native")]
+pub struct PyRun(ForkCell<RunHandle>);
+
+impl PyRun {
+    /// Wraps a run.
+    pub fn new(run: RunHandle) -> PyRun {
+        PyRun(ForkCell::new(run))
+    }
+}
+
+#[pymethods]
+impl PyRun {
+    /// The run's identifier.
+    #[getter]
+    fn id(&self) -> String {
+        self.0.id().to_owned()
+    }
+
+    /// Waits for the run's result, at most this many seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Ran<'py>> {
+        let timeout = timeout.map(|timeout| seconds(py, "timeout", timeout)).transpose()?;
+        ran(py, RunWatch::new(None), |_, goes_on| self.0.wait_while(timeout, goes_on))
+    }
+
+    /// Ends the run before it is done.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.cancel()).map_err(|error| raised(py, &error))
+    }
+
+    /// The latest events of the run: each its time, in milliseconds since 1970, its component or nothing, and its text.
+    fn logs(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, String)>> {
+        let lines = py.detach(|| self.0.logs()).map_err(|error| raised(py, &error))?;
+        let parts = |LogLine { at_unix_ms, component, text }| (at_unix_ms, component, text);
+        Ok(lines.into_iter().map(parts).collect())
+    }
 }
 
 /// A Python thread that waits for a run.
@@ -140,7 +186,7 @@ fn ran<'py>(
     run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error> + Send,
 ) -> PyResult<Ran<'py>> {
     let (outcome, watch) = py.detach(|| {
-        let watch = std::cell::RefCell::new(watch);
+        let watch = RefCell::new(watch);
         let outcome = run(&mut |news| watch.borrow_mut().hear(news), &mut || watch.borrow_mut().goes_on());
         (outcome, watch.into_inner())
     });

@@ -15,7 +15,7 @@ use sublet::{
 };
 use sublet_python_buffers::{BufferUse, BufferView};
 
-use crate::application::{PyApplication, chosen};
+use crate::application::{PyApplication, PyRun, chosen};
 use crate::call::{CallBuffers, PyCall, SentRequest};
 use crate::component::{PyMemory, planned};
 use crate::error::{invalid, raised};
@@ -213,6 +213,11 @@ impl PyInvoker {
         let options = chosen(py, options)?;
         let made = py.detach(|| self.read().open_graph(name, options));
         made.map(PyApplication::new).map_err(|error| raised(py, &error))
+    }
+
+    /// A run, by its identifier.
+    fn open_run(&self, run: &str) -> PyRun {
+        PyRun::new(self.read().open_run(run))
     }
 
     /// Whether a node of the managers is on this machine, as far as one may know.

@@ -31,6 +31,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<application::PyApplication>()?;
+    module.add_class::<application::PyRun>()?;
     module.add_class::<buffer::OwnedBuffer>()?;
     module.add_class::<call::PyCall>()?;
     module.add_class::<component::PyMemory>()?;

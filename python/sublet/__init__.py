@@ -14,6 +14,7 @@
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
 - `remote`: NumPy arrays in such memory, larger than this process's;
 - `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
+- `run` and `Client.run`: a run that `Application.detach` has begun and another process drives;
 - `channel`, `send`, `receive`, `instance`, `instances`: access of a component's function to its run;
 - `xpu`: FIFOs between worker processes, and executors on other units;
 - `pus` and `Client.pus`: the processors and devices of the nodes;
@@ -25,11 +26,11 @@ from typing import TYPE_CHECKING
 
 from . import _memory, _native, xpu
 from ._app import App, app, load_app
-from ._application import Application, Outcome
+from ._application import Application, Outcome, Run
 from ._bill import Bill
 from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
-from ._client import Client, default_client, lease, memory, pus, set_default
+from ._client import Client, default_client, lease, memory, pus, run, set_default
 from ._component import Memory
 from ._environment import Environment
 from ._errors import (
@@ -93,6 +94,7 @@ __all__ = [
     "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
+    "Run",
     "UntrustedResult",
     "WorkerDied",
     "app",
@@ -113,6 +115,7 @@ __all__ = [
     "pus",
     "receive",
     "remote",
+    "run",
     "send",
     "set_default",
     "split",

@@ -79,10 +79,24 @@ class Application:
         return self._ran(news, lambda heard: self._native.run(bytes(input), heard))
 
     def resume(self, run, news=None):
-        """Continues a run whose client is gone, by its identifier, from its records. Only one client may do so at a time."""
+        """Continues a run whose client is gone, by its identifier, from its records. Waits for some seconds if that client may
+        still be there.
+
+        Raises:
+            Error: `run_taken` if another process drives the run.
+        """
         _process.check()
         _kept.release()
         return self._ran(news, lambda heard: self._native.resume(run, heard))
+
+    def detach(self, input=b""):
+        """Begins a run that does not depend on this program, with this input for its entry; returns a `Run`.
+
+        A runner drives it, as of `sublet up` or `sublet runner`: it continues if this program ends, and if a runner, a manager or a node
+        does. The graph may not declare a memory component as its result.
+        """
+        _process.check()
+        return Run(self._native.detach(bytes(input)))
 
     def _ran(self, news, run):
         news = _failure.News(news, self._own)
@@ -98,6 +112,45 @@ class Application:
 
     def __repr__(self):
         return f"<sublet application {self.graph['name']}>"
+
+
+class Run:
+    """A run that another process drives. Created by `Application.detach`, `Client.run` and `run`."""
+
+    def __init__(self, native):
+        self._native = native
+
+    @property
+    def id(self):
+        """The run's identifier, for `Client.run` and `sublet graph wait`."""
+        return self._native.id
+
+    def wait(self, timeout=None):
+        """Waits until the run has ended, at most this many seconds; returns its `Outcome`.
+
+        Raises:
+            DeadlineExceeded: The run has not ended in time. It continues.
+            FunctionFailed: The function of a component has failed, in any language.
+            Error: The run has failed otherwise, with its code: `run_cancelled` if it was cancelled.
+        """
+        _process.check()
+        return _outcome(self._native.wait(timeout))
+
+    def cancel(self):
+        """Ends the run before it is done. Its cores and memory are given back within about a second."""
+        _process.check()
+        self._native.cancel()
+
+    def logs(self):
+        """Returns the latest events of the run, at most 128, as a list of dicts: `at` in seconds since 1970, `component`, which is None
+        for the run itself, and `text`."""
+        _process.check()
+        return [{"at": at / 1000, "component": component or None, "text": text} for at, component, text in self._native.logs()]
+
+    __reduce__ = _process.stays_here("a run", "pass its `id`, and use `sublet.run(id)` there")
+
+    def __repr__(self):
+        return f"<sublet run {self.id}>"
 
 
 def _outcome(ran):

@@ -260,6 +260,11 @@ class Client:
         options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)
         return _application.Application(self._invoker.open_graph(name, **options))
 
+    def run(self, id):
+        """Returns the `Run` of this identifier, to wait for it, cancel it, or read its log."""
+        _process.check()
+        return _application.Run(self._invoker.open_run(id))
+
     @property
     def managers(self):
         """Addresses of the managers, in the form of `$SUBLET_MANAGER`; None for the default."""
@@ -354,6 +359,11 @@ def lease(*args, **kwargs):
 def memory(*args, **kwargs):
     """Calls `Client.memory` of the default client."""
     return default_client().memory(*args, **kwargs)
+
+
+def run(id):
+    """Calls `Client.run` of the default client."""
+    return default_client().run(id)
 
 
 def pus():

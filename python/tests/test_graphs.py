@@ -507,6 +507,60 @@ def test_what_is_no_graph_is_refused(platform, table):
     assert found.value.code == "unknown_run"
 
 
+def later(data):
+    time.sleep(0.5)
+    return bytes(data)
+
+
+def fail(data):
+    print("printed before")
+    raise ValueError("wrong")
+
+
+def test_detached_run_is_waited_for_by_its_identifier(platform):
+    application = platform.deploy(graph(compute("later", later, entry=True), name="detached"), patience=60)
+    run = application.detach(b"x")
+    assert len(run.id) == 32 and run.id in repr(run)
+    with pytest.raises(sublet.DeadlineExceeded, match=run.id):
+        run.wait(timeout=0)
+    outcome = platform.run(run.id).wait(timeout=180)
+    assert outcome.output == b"x" and outcome.run == run.id and outcome.components[0]["attempts"] == 1
+    # The result stays.
+    assert run.wait().output == b"x"
+    texts = [line["text"] for line in run.logs() if line["component"] == "later"]
+    assert texts[0] == "started" and texts[-1].startswith("done")
+    with pytest.raises(sublet.Error, match="has ended") as refused:
+        run.cancel()
+    assert refused.value.code == "unknown_run"
+
+
+def test_detached_run_keeps_its_failure_in_the_log(platform):
+    application = platform.deploy(graph(compute("fail", fail, entry=True), name="detached"), patience=60)
+    run = application.detach()
+    with pytest.raises(sublet.FunctionFailed, match="wrong"):
+        run.wait(timeout=180)
+    failed = [line["text"] for line in run.logs() if line["text"].startswith("failed")]
+    assert len(failed) == 1 and "printed before" in failed[0], failed
+
+
+def test_cancelled_run_ends_with_its_own_code(platform):
+    application = platform.deploy(graph(compute("sleep", sleep, entry=True), name="slept"), patience=60, prewarm=None)
+    run = application.detach()
+    run.cancel()
+    run.cancel()
+    with pytest.raises(sublet.Error) as found:
+        run.wait(timeout=180)
+    assert found.value.code == "run_cancelled"
+
+
+def test_identifiers_of_no_runs_are_refused(platform):
+    for wrong in ("", "nothing", "0" * 32, "../" * 8):
+        for use in (lambda run: run.wait(), lambda run: run.cancel(), lambda run: run.logs()):
+            with pytest.raises(sublet.Error) as found:
+                use(platform.run(wrong))
+            assert found.value.code == "unknown_run", wrong
+
+
 def sleep(data):
     time.sleep(3600)
 

@@ -16,12 +16,13 @@ import page  # noqa: E402: it is beside this file
 # The help texts, in the order in which their examples are run: before `deploy` there is no platform of the user.
 ORDER = [
     "completions", "manual", "fabrics", "doctor", "manager", "agent", "store", "up",
-    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "run", "logs", "bill", "package", "environment",
+    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "run", "logs", "bill", "package", "environment",
     "secret", "tenant", "token", "gc", "lease", "sandbox", "image", "bench",
 ]  # fmt: skip
 # Reasons for which an example may be left out, each with what it means.
 REASONS = {
     "measures": "it measures for minutes",
+    "needs a running run": "it ends a run, which has to be in progress",
     "needs three cores": "it lends more cores than small machines have",
     "shows all options": "its manifest has options for packages of different kinds",
 }
@@ -32,6 +33,7 @@ SERVING = [
     "sublet agent", "sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token", "sublet agent --listen ''",
     "sublet up", "sublet up --cores 2 --memory 4GiB",
     "sublet up --listen 0.0.0.0:7441", "sublet up --state /tmp/s",
+    "sublet runner", "sublet runner --at-once 64",
 ]  # fmt: skip
 # Examples that are left out: by help text, and by how they begin.
 LEFT_OUT = {
@@ -40,12 +42,13 @@ LEFT_OUT = {
         for name in ("latency", "bandwidth", "memory", "swap", "graph", "cold --sandbox", "lease", "reject", "chain")
     },
     "deploy": {"sublet deploy ./pricing": "shows all options"},
+    "graph": {"sublet graph cancel": "needs a running run"},
     "up": {"sublet up --cores 3": "needs three cores"},
 }
 # How many examples are left out, by reason. A number only falls.
-NOT_RUN = {"measures": 13, "needs three cores": 1, "shows all options": 1}
+NOT_RUN = {"measures": 13, "needs a running run": 1, "needs three cores": 1, "shows all options": 1}
 # Examples that are run with another help text, which has the same one.
-REPEATED = {"": ["sublet up", "sublet manager", "sublet agent"], "graph": ["sublet graph trigger app.json --files inbox"]}
+REPEATED = {"": ["sublet up", "sublet manager", "sublet agent", "sublet runner"], "graph": ["sublet graph trigger app.json --files inbox"]}
 # Examples that are run after those of another help text, which makes what they assume.
 MOVED = {("", "sublet store check"): "store"}
 # Functions of `worlds/help.sh` that are called before an example, by how it begins.

@@ -38,6 +38,7 @@ pub mod platform;
 pub mod process;
 pub mod program;
 pub mod rounds;
+pub mod runner;
 pub mod sim;
 
 /// Folders that hold what is built, not what is written.

@@ -1,4 +1,5 @@
-//! The example examples/logistic_regression, measured, and runs of graphs of which something is killed each time.
+//! The example examples/logistic_regression, measured, and runs of graphs of which something is killed each time: a
+//! component, or a process that it needs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,14 +12,19 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sublet::{Access, Application, Invoker, News, Outcome, RunOptions};
+use sublet_proto::v1::RunPage;
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::library;
 use sublet_tests::graph::{sum_to, sums, total};
 use sublet_tests::platform::{PlatformProcess, kill, programs};
-use sublet_tests::process::wait_until;
-use sublet_tests::root;
+use sublet_tests::process::{PATIENCE, wait_until};
+use sublet_tests::program::ServerProgram;
+use sublet_tests::{root, runner};
 
 const RUNS: u64 = 200;
 const STEPS: u64 = 2000;
+/// Detached runs, each with one process killed.
+const DETACHED_RUNS: u64 = 24;
 
 fn folder() -> PathBuf {
     root().join("examples/logistic_regression")
@@ -212,4 +218,94 @@ fn run(application: &Application, input: &[u8], lost: &AtomicUsize) -> Outcome {
         }
     });
     outcome.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Kills one process of a cluster, and starts it again unless it is a worker: by its number, a runner, a manager, the
+/// store, an agent or a worker.
+fn kill_process_of(cluster: &mut Cluster, runners: &mut [ServerProgram], dice: u64) -> &'static str {
+    let which = (dice / 5) as usize;
+    match dice % 5 {
+        0 => {
+            runners[which % runners.len()].restart();
+            "a runner"
+        }
+        1 => {
+            let managers = cluster.managers.len();
+            cluster.managers[which % managers].restart();
+            "a manager"
+        }
+        2 => {
+            let store = cluster.nats.as_mut().unwrap();
+            store.kill();
+            store.restart();
+            "the store"
+        }
+        3 => {
+            let agents = cluster.agents.len();
+            cluster.agents[which % agents].restart();
+            "an agent"
+        }
+        _ => {
+            let workers: Vec<u32> = cluster.agents.iter().flat_map(|agent| agent.workers()).collect();
+            // It may have ended by itself.
+            if let Some(&worker) = workers.get(which % workers.len().max(1)) {
+                let _ =
+                    Command::new("kill").args(["-KILL", &worker.to_string()]).stderr(Stdio::null()).status();
+            }
+            "a worker"
+        }
+    }
+}
+
+#[test]
+fn killing_any_process_leaves_a_detached_runs_model_identical() {
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
+    for _ in 0..2 {
+        cluster.add_agent(LentCores::cores(2));
+    }
+    let build = build();
+    cluster.publish(build.join("libregression.so"));
+    let (document, samples) = graph();
+    let expected = single(&build, samples);
+    let input = [samples.to_le_bytes(), STEPS.to_le_bytes()].concat();
+    let access = cluster.user(TENANT);
+    let options = RunOptions { retries: 100, patience: PATIENCE, ..RunOptions::default() };
+    let mut runners = ["first", "second"].map(|name| runner::start(&cluster, name));
+    let (application, client) =
+        (Application::deploy(access.clone(), &document, options).unwrap(), connect(&access));
+    let mut again = 0;
+    for number in 0..DETACHED_RUNS {
+        let dice = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let mut begun = None;
+        // The store may have been away until a moment ago.
+        wait_until("the run is stored", || {
+            begun = application.detach(&input).ok();
+            begun.is_some()
+        });
+        let run = begun.unwrap();
+        let is_driven = || client.manager().read_run(run.id(), u64::MAX).is_ok_and(|page| has_owner(&page));
+        wait_until("a runner drives it", is_driven);
+        sleep(Duration::from_micros(dice % 60_000));
+        let killed = kill_process_of(&mut cluster, &mut runners, number);
+        let outcome =
+            run.wait(Some(PATIENCE)).unwrap_or_else(|error| panic!("run {number}, {killed}: {error}"));
+        assert!(
+            outcome.outputs[0].1[0] == expected,
+            "run {number} has come to another model: {killed} was killed"
+        );
+        again +=
+            u64::from(outcome.components.iter().any(|of| of.attempts > 1) || epoch(&client, run.id()) > 1);
+    }
+    println!("{DETACHED_RUNS} detached runs, {again} of them continued after a loss");
+    assert!(again > 0, "no run lost anything");
+    cluster.wait_until_idle();
+}
+
+fn has_owner(page: &RunPage) -> bool {
+    page.info.as_ref().is_some_and(|info| info.lease.is_some())
+}
+
+/// Number of times that a run was taken.
+fn epoch(client: &Invoker, run: &str) -> u64 {
+    runner::record(client, run).lease.map_or(0, |lease| lease.epoch)
 }

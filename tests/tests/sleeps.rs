@@ -61,7 +61,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
     ("python/tests/test_classes.py", 1, WORK),
     ("python/tests/test_environments.py", 2, WORK),
     ("python/tests/test_executor.py", 5, WORK),
-    ("python/tests/test_graphs.py", 2, WORK),
+    ("python/tests/test_graphs.py", 3, WORK),
     ("python/tests/test_imports.py", 2, POLL),
     ("python/tests/test_integrations.py", 4, WORK),
     (
@@ -85,7 +85,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
     ("tests/tests/managers_die.rs", 2, PACE),
     ("tests/tests/memory.rs", 1, SPAN),
     ("tests/tests/random_kills.rs", 3, PACE),
-    ("tests/tests/regression.rs", 2, PACE),
+    ("tests/tests/regression.rs", 3, PACE),
     ("tests/tests/runs.rs", 2, PACE),
     ("tests/tests/state.rs", 1, POLL),
     ("tests/tests/stores.rs", 3, SPAN),

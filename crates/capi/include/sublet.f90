@@ -59,6 +59,8 @@ module sublet
     integer(c_int), parameter, public :: SUBLET_INVALID_GRAPH = 24
     integer(c_int), parameter, public :: SUBLET_UNKNOWN_GRAPH = 25
     integer(c_int), parameter, public :: SUBLET_UNKNOWN_RUN = 26
+    integer(c_int), parameter, public :: SUBLET_RUN_TAKEN = 27
+    integer(c_int), parameter, public :: SUBLET_RUN_CANCELLED = 28
     integer(c_int), parameter, public :: SUBLET_INSUFFICIENT_RESOURCES = 30
     integer(c_int), parameter, public :: SUBLET_NO_CAPACITY = 31
     integer(c_int), parameter, public :: SUBLET_LEASE_EXPIRED = 32

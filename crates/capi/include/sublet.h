@@ -83,6 +83,10 @@ typedef enum sublet_status {
     SUBLET_UNKNOWN_GRAPH = 25,
     /* No run has this identifier, or it has ended. */
     SUBLET_UNKNOWN_RUN = 26,
+    /* Another process drives the run. */
+    SUBLET_RUN_TAKEN = 27,
+    /* The run was cancelled. */
+    SUBLET_RUN_CANCELLED = 28,
     /* No node has the requested resources, even when idle. */
     SUBLET_INSUFFICIENT_RESOURCES = 30,
     /* The requested resources exist, but are leased at the moment. */

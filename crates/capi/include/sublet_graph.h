@@ -135,9 +135,10 @@ SUBLET_API sublet_status sublet_application_digest(const sublet_application *app
 SUBLET_API sublet_status sublet_application_run(const sublet_application *application, const void *input, size_t input_bytes,
                                                 sublet_news_callback news, void *user, sublet_outcome **outcome);
 
-/* Continues a run whose program is gone, from its records. Only one program may do so at a time. Errors:
- * SUBLET_UNKNOWN_RUN if there is no unfinished run of this identifier, SUBLET_WORKER_DIED if a started component with
- * external effects has lost its memory, and those of sublet_application_run. */
+/* Continues a run whose program is gone, from its records. Waits for some seconds if that program may still be there. Errors:
+ * SUBLET_UNKNOWN_RUN if there is no unfinished run of this identifier, SUBLET_RUN_TAKEN if another process drives it,
+ * SUBLET_RUN_CANCELLED if it was cancelled, SUBLET_WORKER_DIED if a component with external effects had started, and its
+ * memory or its outcome is lost, and those of sublet_application_run. */
 SUBLET_API sublet_status sublet_application_resume(const sublet_application *application, const char *run,
                                                    sublet_news_callback news, void *user, sublet_outcome **outcome);
 

@@ -197,6 +197,8 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::InvalidGraph => c"invalid_graph",
         Code::UnknownGraph => c"unknown_graph",
         Code::UnknownRun => c"unknown_run",
+        Code::RunTaken => c"run_taken",
+        Code::RunCancelled => c"run_cancelled",
         Code::InsufficientResources => c"insufficient_resources",
         Code::NoCapacity => c"no_capacity",
         Code::LeaseExpired => c"lease_expired",

@@ -29,6 +29,7 @@ mod package;
 pub(crate) mod parse;
 mod ps;
 mod pus;
+mod runner;
 mod runs;
 mod sandbox;
 mod secret;
@@ -72,6 +73,7 @@ Examples:
 On many machines:
   sublet manager                                 grant leases, keep packages and the ledger
   sublet agent                                   lend one machine's cores; also drain and reclaim them
+  sublet runner                                  drive detached runs of graphs
   sublet token create --tenant NAME              create an access token for a tenant
   sublet tenant set NAME --cores 8               limit a tenant's resources
   sublet gc                                      remove packages and graphs that nothing refers to
@@ -103,6 +105,7 @@ enum Command {
     Up(up::Arguments),
     Manager(manager::Arguments),
     Agent(Box<agent::Arguments>),
+    Runner(runner::Arguments),
     Deploy(deploy::Arguments),
     Package(package::Arguments),
     Environment(environment::Arguments),
@@ -145,7 +148,7 @@ impl Command {
     /// The limits of this process with which the command works.
     fn needs(&self) -> &'static limits::Needs {
         match self {
-            Command::Up(_) | Command::Manager(_) | Command::Agent(_) => &limits::SERVER,
+            Command::Up(_) | Command::Manager(_) | Command::Agent(_) | Command::Runner(_) => &limits::SERVER,
             _ => &limits::CLIENT,
         }
     }
@@ -175,6 +178,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Up(arguments) => up::run(arguments, output),
         Command::Manager(arguments) => manager::run(arguments, output),
         Command::Agent(arguments) => agent::run(*arguments, output),
+        Command::Runner(arguments) => runner::run(&arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Package(arguments) => package::run(&arguments, output),
         Command::Environment(arguments) => environment::run(&arguments, output),

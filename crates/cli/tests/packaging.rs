@@ -30,7 +30,7 @@ fn install_units(prefix: &Path) -> Vec<PathBuf> {
         fs::write(&path, text.replace("@PREFIX@", prefix.to_str().unwrap())).unwrap();
         path
     };
-    ["sublet-manager.service", "sublet-agent.service"].map(fill).to_vec()
+    ["sublet-manager.service", "sublet-agent.service", "sublet-runner.service"].map(fill).to_vec()
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tonic::codegen::{Service, http};
 
 use crate::clock::Clock;
 use crate::listen::{Busy, Peer};
-use crate::names::{UNVERIFIED, of_user};
+use crate::names::{self, UNVERIFIED, of_user};
 use crate::tokens::{ShownToken, TokenId, TokenRecord, TokenVerdict, Tokens};
 
 /// Roles that may call each method of the two services.
@@ -48,6 +48,9 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/Journal", USERS),
     ("/sublet.v1.Manager/ReportRun", USERS),
     ("/sublet.v1.Manager/EndRun", USERS),
+    ("/sublet.v1.Manager/DriveRun", USERS),
+    ("/sublet.v1.Manager/TakeRun", USERS),
+    ("/sublet.v1.Manager/CancelRun", USERS),
     ("/sublet.v1.Manager/ReadRun", USERS),
     ("/sublet.v1.Manager/ListRuns", USERS),
     ("/sublet.v1.Manager/RemoveRuns", USERS),
@@ -97,6 +100,8 @@ const ALL: &[Role] = &[Role::User, Role::Agent, Role::Operator];
 /// The one method that does not wait until an unknown token is verified: the sandbox is made meanwhile.
 const REQUEST_LEASE: &str = "/sublet.v1.Manager/RequestLease";
 const HEADER: &str = "authorization";
+/// Names the tenant as whose user an operator acts: a runner drives each tenant's runs with that tenant's rights.
+const TENANT_HEADER: &str = "sublet-tenant";
 const SCHEME: &str = "Bearer ";
 
 /// Identity of a caller.
@@ -174,6 +179,27 @@ impl CallerIdentity {
         });
         let tenant = if tenant.is_empty() { format!("token:{id}").into() } else { tenant.as_str().into() };
         CallerIdentity { tenant, role, token: Some(id), standing: CallerVerification::Verified, lending }
+    }
+
+    /// Returns the identity as whose user the caller acts, if the header names a tenant: with the rights and the quota of
+    /// a user of that tenant, and nothing more.
+    ///
+    /// # Errors
+    /// `permission_denied` if the caller is neither an operator nor of this tenant.
+    fn acting_for(self, header: Option<&http::HeaderValue>) -> Result<CallerIdentity, Error> {
+        let Some(header) = header else { return Ok(self) };
+        let named = header.to_str().unwrap_or_default();
+        names::check_tenant(named)?;
+        match self.role {
+            _ if *self.tenant == *named => Ok(self),
+            Role::Operator => {
+                Ok(CallerIdentity { tenant: named.into(), role: Role::User, lending: None, ..self })
+            }
+            _ => {
+                let message = format!("only an operator acts for another tenant, here for {named:?}");
+                Err(Error::new(Code::PermissionDenied, message))
+            }
+        }
     }
 
     pub(crate) fn is_operator(&self) -> bool {
@@ -354,17 +380,23 @@ where
             return refuse(error);
         }
         let peer = request.extensions().get::<Peer>().cloned();
+        let tenant = request.headers().get(TENANT_HEADER).cloned();
         let identity = self.authorizer.identify(peer.as_ref(), request.headers().get(HEADER));
+        let identity = identity.and_then(|identity| match identity.standing {
+            CallerVerification::Verified => identity.acting_for(tenant.as_ref()),
+            CallerVerification::Pending(_) => Ok(identity),
+        });
         let busy = peer.map(|peer| peer.place.begin());
         match identity {
             Err(error) => refuse(error),
             Ok(CallerIdentity { standing: CallerVerification::Pending(shown), .. })
-                if method != REQUEST_LEASE =>
+                if method != REQUEST_LEASE || tenant.is_some() =>
             {
                 let (authorizer, inner) = (Arc::clone(&self.authorizer), self.inner.clone());
                 Box::pin(async move {
                     let looked_up = authorizer.look_up(&shown).await;
-                    let checked = looked_up.and_then(|identity| {
+                    let acting = looked_up.and_then(|identity| identity.acting_for(tenant.as_ref()));
+                    let checked = acting.and_then(|identity| {
                         identity.check_role(method, allowed)?;
                         admit(busy.as_ref(), &identity).map(|()| identity)
                     });
@@ -444,6 +476,24 @@ mod tests {
         }
         let known: Vec<&str> = RIGHTS.iter().map(|(method, _)| *method).collect();
         assert_eq!(methods, known);
+    }
+
+    #[test]
+    fn only_operators_act_for_another_tenant() {
+        let named = |tenant: &str| http::HeaderValue::from_str(tenant).unwrap();
+        let operator = CallerIdentity::local(7);
+        let acting = operator.clone().acting_for(Some(&named("alice"))).unwrap();
+        assert_eq!((&*acting.tenant, acting.role), ("alice", Role::User));
+        let refused = acting.clone().acting_for(Some(&named("bob"))).unwrap_err();
+        assert_eq!(refused.code, Code::PermissionDenied);
+        assert_eq!(&*acting.acting_for(Some(&named("alice"))).unwrap().tenant, "alice");
+        let own = operator.clone().acting_for(Some(&named(&operator.tenant))).unwrap();
+        assert_eq!((own.role, &own.tenant), (Role::Operator, &operator.tenant));
+        assert_eq!(operator.clone().acting_for(None).unwrap().role, Role::Operator);
+        for bad in ["", "a/b", UNVERIFIED] {
+            let refused = operator.clone().acting_for(Some(&named(bad))).unwrap_err();
+            assert_eq!(refused.code, Code::InvalidArgument, "{bad:?}");
+        }
     }
 
     #[test]

@@ -1,18 +1,26 @@
 //! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
 //!
-//! A client drives a run. The manager keeps what the client needs if it, or a component, dies: the input, and each
-//! message. When the run has ended the messages are removed, and a record of it
-//! stays, with the usage of each component, and the memory over time. Reports of a client on a running run are for
-//! observers, and each replaces the one before.
+//! A client or a runner drives a run, under the run's [lease](lease). The manager keeps what is needed if that process,
+//! or a component, dies: the input, and each message. When the run has ended the messages are removed, except the
+//! outputs of a detached run, and a record of it stays, with the usage of each component, and the memory over time.
+//! Reports on a running run are for observers, and each replaces the one before.
+//!
+//! The record of a run is changed by compare-and-swap only, so its end, its cancellation and its lease exclude each
+//! other. A write to the journal is checked against the record first, and its key contains the lease's epoch: one that
+//! a server makes late cannot replace an entry of a later owner.
+
+mod check;
+mod drive;
+mod lease;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashSet};
 
 use prost::Message;
-use sublet_proto::graph::MAX_COMPONENTS;
-use sublet_proto::run::{MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
 use sublet_proto::v1::{
-    BeginRunRequest, ComponentUse, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest,
-    ReadRunRequest, ReportRunRequest, RunInfo, RunList, RunPage, RunReport, UsagePoint,
+    BeginRunRequest, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest, ReadRunRequest,
+    ReportRunRequest, RunInfo, RunLease, RunList, RunPage, RunReport,
 };
 use sublet_proto::{Code, Error, decode};
 
@@ -21,11 +29,13 @@ use crate::database::Database;
 use crate::reply::ReplyPage;
 use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, StoreRecord, each_record, keys};
+use check::{check_entry, check_id, check_notes, check_output, check_outputs, check_uses};
+use lease::LeaseTerm;
 
-/// Length of a run's identifier, in hexadecimal digits.
-const ID_DIGITS: usize = 32;
 /// Records that are read from the store, or removed, at a time.
 const PAGE_RECORDS: usize = 256;
+/// Number of times that a change of a run's record is decided anew, because another changed it in between.
+const CHANGES: usize = 16;
 /// Runs that are listed by default, and at most.
 const DEFAULT_RUNS: u32 = 100;
 const MAX_RUNS: u32 = 10_000;
@@ -48,21 +58,36 @@ impl StoreRuns {
         begun: RunInfo,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
-        let BeginRunRequest { run, input, .. } = request;
+        let BeginRunRequest { run, input, runner, lease_ms, detached, .. } = request;
         check_id(&run)?;
         check_output("the input of a run", &input)?;
+        if !runner.is_empty() {
+            lease::check_runner(&runner)?;
+        }
         let tenant = tenant.to_owned();
         let begin = move |store: &mut dyn Store| {
             let key = run_key(&tenant, &run);
+            let mut batch = Batch::default();
+            let listed = detached_key(&tenant, &run);
             if let Some(found) = store.get(&key)? {
                 // The request is repeated, because the answer was lost.
-                return decode("a stored run", &found.value);
+                let info: RunInfo = decode("a stored run", &found.value)?;
+                if info.terms.is_some() && info.ended_unix_ms == 0 {
+                    batch.put(listed, Vec::new());
+                    store.commit(&batch)?;
+                }
+                return Ok(info);
             }
-            let info = RunInfo { run, tenant, began_unix_ms: now_ms, ..begun };
-            let mut batch = Batch::default();
+            let is_driven = detached.is_none() && !runner.is_empty();
+            let term = LeaseTerm { lease_ms, now_ms };
+            let lease = is_driven.then(|| lease::take(&RunLease::default(), &runner, term)).flatten();
+            let info = RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, ..begun };
             let input = JournalEntry { output: input, ..JournalEntry::default() };
             batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());
             batch.put(key, info.encode_to_vec());
+            if info.terms.is_some() {
+                batch.put(listed, Vec::new());
+            }
             store.commit(&batch)?;
             Ok(info)
         };
@@ -70,13 +95,16 @@ impl StoreRuns {
     }
 
     /// Stores entries of a running run.
+    ///
+    /// # Errors
+    /// `run_taken` if the caller does not have the run's lease, `unknown_run` or `run_cancelled` if the run has ended.
     pub(crate) async fn journal(&self, tenant: &str, request: JournalRequest) -> Result<(), Error> {
-        let JournalRequest { run, entries } = request;
+        let JournalRequest { run, entries, epoch } = request;
         check_id(&run)?;
-        entries.iter().try_for_each(check_entry)?;
         let tenant = tenant.to_owned();
         let keep = move |store: &mut dyn Store| {
-            going_on(store, &tenant, &run)?;
+            check_owner(store, &tenant, &run, epoch)?;
+            entries.iter().try_for_each(|entry| check_entry(entry, epoch))?;
             let mut batch = Batch::default();
             for entry in &entries {
                 batch.put(entry_key(&tenant, &run, entry.number), entry.encode_to_vec());
@@ -93,14 +121,15 @@ impl StoreRuns {
         request: ReportRunRequest,
         now_ms: u64,
     ) -> Result<(), Error> {
-        let ReportRunRequest { run, components, points } = request;
+        let ReportRunRequest { run, components, points, epoch, notes } = request;
         check_id(&run)?;
         check_uses(&components, &points)?;
+        check_notes(&notes)?;
         let tenant = tenant.to_owned();
         let keep = move |store: &mut dyn Store| {
-            going_on(store, &tenant, &run)?;
+            check_owner(store, &tenant, &run, epoch)?;
             // It is not in the run's own record: a late report would undo the run's end.
-            let report = RunReport { components, points, reported_unix_ms: now_ms };
+            let report = RunReport { components, points, reported_unix_ms: now_ms, notes };
             let mut batch = Batch::default();
             batch.put(report_key(&tenant, &run), report.encode_to_vec());
             store.commit(&batch)
@@ -109,44 +138,67 @@ impl StoreRuns {
     }
 
     /// Ends a run; a second end changes nothing.
+    ///
+    /// # Errors
+    /// `run_taken` if the caller does not have the run's lease, and `run_cancelled` if the run was cancelled.
     pub(crate) async fn end(
         &self,
         tenant: &str,
         request: EndRunRequest,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
-        let EndRunRequest { run, code, message, components, points } = request;
+        let EndRunRequest { run, code, message, components, points, epoch, notes, outputs } = request;
         check_id(&run)?;
         check_uses(&components, &points)?;
+        check_notes(&notes)?;
+        check_outputs(&outputs)?;
         let owner = tenant.to_owned();
         let id = run.clone();
         let end = move |store: &mut dyn Store| {
-            let info = find(store, &owner, &id)?;
-            if info.ended_unix_ms != 0 {
-                return Ok(info);
+            let found = find(store, &owner, &id)?;
+            if found.ended_unix_ms == 0 {
+                check_lease(&found, epoch)?;
+                let report = RunReport { points, notes, ..RunReport::default() };
+                let mut batch = Batch::default();
+                batch.put(report_key(&owner, &id), report.encode_to_vec());
+                store.commit(&batch)?;
             }
-            let ended_unix_ms = now_ms.max(info.began_unix_ms + 1);
-            let info = RunInfo { ended_unix_ms, code, message, components, ..info };
-            let report = RunReport { points, ..RunReport::default() };
-            let mut batch = Batch::default();
-            batch.put(report_key(&owner, &id), report.encode_to_vec());
-            batch.put(run_key(&owner, &id), info.encode_to_vec());
-            store.commit(&batch)?;
-            Ok(info)
+            change(store, &owner, &id, |info| {
+                if info.code == Code::RunCancelled.number() && info.ended_unix_ms != 0 {
+                    return Err(has_ended(&info));
+                }
+                if info.ended_unix_ms != 0 {
+                    return Ok(None);
+                }
+                check_lease(&info, epoch)?;
+                let ended_unix_ms = now_ms.max(info.began_unix_ms + 1);
+                let is_kept = info.terms.is_some() && code == 0;
+                let outputs = if is_kept { outputs.clone() } else { Vec::new() };
+                let (message, components) = (message.clone(), components.clone());
+                Ok(Some(RunInfo { ended_unix_ms, code, message, components, outputs, ..info }))
+            })
         };
         let info = self.database.with(end).await?;
-        self.forget(tenant, &run).await?;
+        self.forget(&info, KeptEntries::of(&info)).await?;
         Ok(info)
     }
 
-    /// Lets go of a run's messages, letting others have the store between.
-    async fn forget(&self, tenant: &str, run: &str) -> Result<(), Error> {
+    /// Removes what a run that has ended needs no more, letting others use the store between.
+    async fn forget(&self, info: &RunInfo, kept: KeptEntries) -> Result<(), Error> {
+        let mut after = None::<String>;
         loop {
-            let prefix = journal_key(tenant, run);
-            if self.database.with(move |store| forget_page(store, &prefix)).await? < PAGE_RECORDS {
-                return Ok(());
+            let (prefix, behind) = (journal_key(&info.tenant, &info.run), after.take());
+            let page = move |store: &mut dyn Store| forget_page(store, &prefix, behind.as_deref(), kept);
+            match self.database.with(page).await? {
+                Some(last) => after = Some(last),
+                None => break,
             }
         }
+        if info.terms.is_none() {
+            return Ok(());
+        }
+        let (tenant, run) = (info.tenant.clone(), info.run.clone());
+        self.database.with(move |store| unlist(store, &tenant, &run)).await
     }
 
     /// Removes runs that have ended: these, or all of the tenant's. Returns their number.
@@ -258,8 +310,8 @@ impl StoreRuns {
                 }
             }
             let input = input.map(|input| input.output).unwrap_or_default();
-            let (info, points) = with_report(store, info)?;
-            Ok(RunPage { info: Some(info), input, entries: entries.items, points })
+            let (info, RunReport { points, notes, .. }) = with_report(store, info)?;
+            Ok(RunPage { info: Some(info), input, entries: entries.items, points, notes })
         };
         self.database.with(read).await
     }
@@ -331,27 +383,85 @@ fn abandon(
     }
     let message =
         format!("its client was not heard of for {} days", now_ms.saturating_sub(heard_ms) / DAY_MS);
-    let run = RunInfo {
-        ended_unix_ms: now_ms,
-        code: Code::DeadlineExceeded.number(),
-        message,
-        reported_unix_ms: 0,
-        ..run
-    };
-    let mut batch = Batch::default();
-    batch.put(run_key(&run.tenant, &run.run), run.encode_to_vec());
-    store.commit(&batch)?;
-    while forget_page(store, &journal_key(&run.tenant, &run.run))? == PAGE_RECORDS {}
+    let (tenant, id) = (run.tenant.clone(), run.run.clone());
+    let mut is_abandoned = false;
+    let run = change(store, &tenant, &id, |info| {
+        is_abandoned = info.ended_unix_ms == 0
+            && !info.lease.as_ref().is_some_and(|lease| lease::is_held(lease, now_ms));
+        let ended = || RunInfo {
+            ended_unix_ms: now_ms,
+            code: Code::DeadlineExceeded.number(),
+            message: message.clone(),
+            components: run.components.clone(),
+            ..info
+        };
+        Ok(is_abandoned.then(ended))
+    })?;
+    if !is_abandoned {
+        return Ok(None);
+    }
+    forget_all(store, &tenant, &id, KeptEntries::Nothing)?;
+    unlist(store, &tenant, &id)?;
     Ok(Some(run))
 }
 
-/// Removes some entries of a journal, and returns their number.
-fn forget_page(store: &mut dyn Store, prefix: &str) -> Result<usize, Error> {
-    let page = store.scan(prefix, None, PAGE_RECORDS)?;
+/// Entries of a journal that stay when its run has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeptEntries {
+    Nothing,
+    /// Entries of the run's outputs.
+    Outputs,
+}
+
+impl KeptEntries {
+    /// Entries of a run that has ended: the outputs of a detached run are for the clients that wait for it.
+    fn of(run: &RunInfo) -> KeptEntries {
+        if run.terms.is_some() && run.code == 0 { KeptEntries::Outputs } else { KeptEntries::Nothing }
+    }
+
+    fn has(self, entry: &JournalEntry) -> bool {
+        let is_output =
+            entry.number > 0 && entry.to.is_empty() && entry.decided_instances == 0 && !entry.begins;
+        self == KeptEntries::Outputs && is_output
+    }
+}
+
+/// Removes entries of a page of a journal. Returns the page's last key; `None` if it is the last page.
+fn forget_page(
+    store: &mut dyn Store,
+    prefix: &str,
+    after: Option<&str>,
+    kept: KeptEntries,
+) -> Result<Option<String>, Error> {
+    let page = store.scan(prefix, after, PAGE_RECORDS)?;
     let mut batch = Batch::default();
-    page.iter().for_each(|record| batch.remove(record.key.clone()));
+    for record in &page {
+        let is_kept = kept != KeptEntries::Nothing && kept.has(&decode("a run's journal", &record.value)?);
+        if !is_kept {
+            batch.remove(record.key.clone());
+        }
+    }
     store.commit(&batch)?;
-    Ok(page.len())
+    let has_more = page.len() == PAGE_RECORDS;
+    Ok(page.into_iter().last().filter(|_| has_more).map(|last| last.key))
+}
+
+/// Removes entries of a whole journal.
+fn forget_all(store: &mut dyn Store, tenant: &str, run: &str, kept: KeptEntries) -> Result<(), Error> {
+    let (prefix, mut after) = (journal_key(tenant, run), None);
+    loop {
+        after = forget_page(store, &prefix, after.as_deref(), kept)?;
+        if after.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes a run that has ended off the list of detached runs.
+fn unlist(store: &mut dyn Store, tenant: &str, run: &str) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    batch.remove(detached_key(tenant, run));
+    store.commit(&batch)
 }
 
 /// Removes runs that have ended, and returns their number.
@@ -359,7 +469,8 @@ fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
     let mut batch = Batch::default();
     for info in runs {
         // Removes what an interrupted end has left.
-        while forget_page(store, &journal_key(&info.tenant, &info.run))? == PAGE_RECORDS {}
+        forget_all(store, &info.tenant, &info.run, KeptEntries::Nothing)?;
+        batch.remove(detached_key(&info.tenant, &info.run));
         batch.remove(report_key(&info.tenant, &info.run));
         batch.remove(run_key(&info.tenant, &info.run));
     }
@@ -371,7 +482,7 @@ fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
 pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
     let size = |kind: &str| store.size(&format!("{kind}{tenant}/"));
     let runs = size(keys::RUN)?;
-    let all = [runs, size(keys::JOURNAL)?, size(keys::REPORT)?];
+    let all = [runs, size(keys::JOURNAL)?, size(keys::REPORT)?, size(keys::DETACHED)?];
     let bytes = all.iter().map(|size| size.bytes.saturating_add(size.records.saturating_mul(RECORD_BYTES)));
     Ok((bytes.fold(0, u64::saturating_add), u32::try_from(runs.records).unwrap_or(u32::MAX)))
 }
@@ -398,34 +509,12 @@ pub(crate) fn digests_of_unfinished(store: &dyn Store, tenant: &str) -> Result<H
 
 fn find(store: &dyn Store, tenant: &str, run: &str) -> Result<RunInfo, Error> {
     let found = store.get(&run_key(tenant, run))?;
-    let found = found.ok_or_else(|| Error::new(Code::UnknownRun, format!("there is no run {run}")))?;
+    let found = found.ok_or_else(|| unknown(run))?;
     decode("a stored run", &found.value)
 }
 
-/// Returns a run and its memory over time; a running run has the usage of its latest report.
-fn with_report(store: &dyn Store, info: RunInfo) -> Result<(RunInfo, Vec<UsagePoint>), Error> {
-    let found = store.get(&report_key(&info.tenant, &info.run))?;
-    let report = found.map(|found| decode("a run's report", &found.value)).transpose()?;
-    let RunReport { components, points, reported_unix_ms } = report.unwrap_or_default();
-    if info.ended_unix_ms != 0 {
-        return Ok((info, points));
-    }
-    Ok((RunInfo { components, reported_unix_ms, ..info }, points))
-}
-
-fn going_on(store: &dyn Store, tenant: &str, run: &str) -> Result<(), Error> {
-    if find(store, tenant, run)?.ended_unix_ms == 0 {
-        return Ok(());
-    }
-    Err(Error::new(Code::UnknownRun, format!("run {run} has ended")))
-}
-
-fn check_id(run: &str) -> Result<(), Error> {
-    if run.len() == ID_DIGITS && run.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
-        return Ok(());
-    }
-    let shown: String = run.chars().take(2 * ID_DIGITS).collect();
-    Err(Error::new(Code::UnknownRun, format!("{shown:?} is no run: {ID_DIGITS} hexadecimal digits")))
+fn unknown(run: &str) -> Error {
+    Error::new(Code::UnknownRun, format!("there is no run {run}"))
 }
 
 /// The number of a run, by which runs are in the order of their beginnings.
@@ -437,44 +526,65 @@ pub(crate) fn run_number(run: &str) -> Result<u128, Error> {
     u128::from_str_radix(run, 16).map_err(|error| Error::new(Code::UnknownRun, format!("run {run}: {error}")))
 }
 
-fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {
-    let nodes = components.iter().map(|used| used.nodes.len()).max().unwrap_or_default();
-    for (what, count, most) in [
-        ("components of a run", components.len(), MAX_COMPONENTS),
-        ("points of a run", points.len(), MAX_POINTS),
-        ("nodes of a component", nodes, MAX_NODES),
-    ] {
-        if count > most {
-            let message = format!("{count} {what}, at most {most} are kept");
-            return Err(Error::new(Code::InvalidArgument, message));
+/// Changes a run's record as `decide` says, which is called again if another manager or request has changed the record
+/// in between. `decide` returns `None` for a record that stays as it is.
+fn change(
+    store: &mut dyn Store,
+    tenant: &str,
+    run: &str,
+    mut decide: impl FnMut(RunInfo) -> Result<Option<RunInfo>, Error>,
+) -> Result<RunInfo, Error> {
+    let key = run_key(tenant, run);
+    for _ in 0..CHANGES {
+        let found = store.get(&key)?.ok_or_else(|| unknown(run))?;
+        let info: RunInfo = decode("a stored run", &found.value)?;
+        let Some(changed) = decide(info.clone())? else { return Ok(info) };
+        debug_assert!(
+            info.ended_unix_ms == 0,
+            "run {run}, which ended at {}, is changed: {changed:?}",
+            info.ended_unix_ms
+        );
+        if store.compare_and_swap(&key, found.version, &changed.encode_to_vec())? {
+            return Ok(changed);
         }
     }
-    Ok(())
+    Err(Error::new(Code::TryLater, format!("run {run} was changed by others {CHANGES} times in a row")))
 }
 
-fn check_entry(entry: &JournalEntry) -> Result<(), Error> {
-    if !(1..MAX_ENTRIES).contains(&entry.number) {
-        let message =
-            format!("entry {} of a run's journal, there are 1 to {}", entry.number, MAX_ENTRIES - 1);
-        return Err(Error::new(Code::InvalidArgument, message));
+/// Returns a run, and its latest report without the usage of components; a running run has that of the report.
+fn with_report(store: &dyn Store, info: RunInfo) -> Result<(RunInfo, RunReport), Error> {
+    let found = store.get(&report_key(&info.tenant, &info.run))?;
+    let report: Option<RunReport> = found.map(|found| decode("a run's report", &found.value)).transpose()?;
+    let mut report = report.unwrap_or_default();
+    if info.ended_unix_ms != 0 {
+        return Ok((info, report));
     }
-    if entry.to.len() > MAX_COMPONENTS {
-        let message =
-            format!("a message to {} components, a graph has at most {MAX_COMPONENTS}", entry.to.len());
-        return Err(Error::new(Code::InvalidArgument, message));
-    }
-    check_output("the output of an instance", &entry.output)
+    let (components, reported_unix_ms) = (std::mem::take(&mut report.components), report.reported_unix_ms);
+    Ok((RunInfo { components, reported_unix_ms, ..info }, report))
 }
 
-fn check_output(what: &str, output: &[u8]) -> Result<(), Error> {
-    if output.len() <= MAX_OUTPUT_BYTES {
-        return Ok(());
+/// Checks that a run has not ended, and that the caller has its lease.
+fn check_owner(store: &dyn Store, tenant: &str, run: &str, epoch: u64) -> Result<(), Error> {
+    let info = find(store, tenant, run)?;
+    if info.ended_unix_ms != 0 {
+        return Err(has_ended(&info));
     }
-    let message = format!(
-        "{what} has {} bytes, at most {MAX_OUTPUT_BYTES} are kept: larger data belongs into a memory component",
-        output.len()
-    );
-    Err(Error::new(Code::OutputTooLarge, message))
+    check_lease(&info, epoch)
+}
+
+fn check_lease(info: &RunInfo, epoch: u64) -> Result<(), Error> {
+    match lease::is_current(info.lease.as_ref(), epoch) {
+        true => Ok(()),
+        false => Err(lease::taken(&info.run, info.lease.as_ref())),
+    }
+}
+
+/// The error of a run that has ended.
+fn has_ended(info: &RunInfo) -> Error {
+    match Code::from_number(info.code) {
+        Code::RunCancelled => Error::new(Code::RunCancelled, format!("run {} was cancelled", info.run)),
+        _ => Error::new(Code::UnknownRun, format!("run {} has ended", info.run)),
+    }
 }
 
 fn run_key(tenant: &str, run: &str) -> String {
@@ -489,74 +599,10 @@ fn report_key(tenant: &str, run: &str) -> String {
     format!("{}{tenant}/{run}", keys::REPORT)
 }
 
-fn entry_key(tenant: &str, run: &str, number: u64) -> String {
-    format!("{}{number:016x}", journal_key(tenant, run))
+fn detached_key(tenant: &str, run: &str) -> String {
+    format!("{}{tenant}/{run}", keys::DETACHED)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::SqliteStore;
-
-    fn run_id(number: usize) -> String {
-        format!("{number:032x}")
-    }
-
-    #[tokio::test]
-    async fn old_runs_that_have_ended_are_removed_with_all_that_is_kept_of_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
-        let database = Database::new(Box::new(store));
-        let runs = StoreRuns::new(database.clone());
-        // More than a page, of two tenants: those before the 600th end before the others, and the 300th keeps running.
-        let number = 2 * PAGE_RECORDS + 200;
-        for of in 0..number {
-            let tenant = if of % 2 == 0 { "alice" } else { "bob" };
-            let request = BeginRunRequest { run: run_id(of), input: vec![7], ..BeginRunRequest::default() };
-            runs.begin(tenant, request, RunInfo::default(), 1000).await.unwrap();
-            if of != 300 {
-                let request = EndRunRequest { run: run_id(of), ..EndRunRequest::default() };
-                runs.end(tenant, request, if of < 600 { 2000 } else { 3000 }).await.unwrap();
-            }
-        }
-        assert_eq!(runs.expire(2000).await.unwrap(), BTreeMap::new());
-        let removed = BTreeMap::from([("alice".to_owned(), 299), ("bob".to_owned(), 300)]);
-        assert_eq!(runs.expire(3000).await.unwrap(), removed);
-        let left = number as u64 - 599;
-        let sizes = [(keys::RUN, left), (keys::REPORT, left - 1), (keys::JOURNAL, 1)];
-        for (kind, records) in sizes {
-            let size = database.with(move |store| store.size(kind)).await.unwrap();
-            assert_eq!(size.records, records, "{kind}");
-        }
-        assert!(runs.read("alice", ReadRunRequest { run: run_id(300), after: 0 }).await.is_ok());
-    }
-    #[tokio::test]
-    async fn run_whose_client_is_gone_for_long_is_ended_and_one_that_reports_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
-        let database = Database::new(Box::new(store));
-        let runs = StoreRuns::new(database.clone());
-        let (gone, reporting, young) = (run_id(1), run_id(2), run_id(3));
-        for (run, began_ms) in [(&gone, 0), (&reporting, 0), (&young, 9 * DAY_MS)] {
-            let request = BeginRunRequest { run: run.clone(), input: vec![7], ..Default::default() };
-            runs.begin("alice", request, RunInfo::default(), began_ms).await.unwrap();
-        }
-        let report =
-            |run: &String, points| ReportRunRequest { run: run.clone(), points, ..Default::default() };
-        runs.report("alice", report(&gone, vec![UsagePoint::default()]), DAY_MS).await.unwrap();
-        runs.report("alice", report(&reporting, Vec::new()), 9 * DAY_MS).await.unwrap();
-        let now_ms = 11 * DAY_MS;
-        assert_eq!(runs.abandon(DAY_MS, now_ms).await.unwrap(), BTreeMap::new());
-        let ended = BTreeMap::from([("alice".to_owned(), 1)]);
-        assert_eq!(runs.abandon(9 * DAY_MS, now_ms).await.unwrap(), ended);
-        let page = runs.read("alice", ReadRunRequest { run: gone.clone(), after: 0 }).await.unwrap();
-        let info = page.info.unwrap();
-        assert_eq!((info.ended_unix_ms, info.code), (now_ms, Code::DeadlineExceeded.number()));
-        assert!(info.message.contains("10 days"), "{}", info.message);
-        assert_eq!((page.input, page.points.len()), (Vec::new(), 1));
-        assert!(runs.report("alice", report(&gone, Vec::new()), now_ms).await.is_err());
-        let listed =
-            runs.list("alice", ListRunsRequest { going_on: true, ..Default::default() }).await.unwrap();
-        assert_eq!(listed.runs.into_iter().map(|run| run.run).collect::<Vec<_>>(), [young, reporting]);
-    }
+fn entry_key(tenant: &str, run: &str, number: u64) -> String {
+    format!("{}{number:016x}", journal_key(tenant, run))
 }

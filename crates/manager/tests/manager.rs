@@ -310,7 +310,7 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let (run, other) = ("0a".repeat(16), "0b".repeat(16));
     for run in [&run, &other] {
-        let begin = BeginRunRequest { run: run.clone(), graph: "g".into(), input: Vec::new() };
+        let begin = BeginRunRequest { run: run.clone(), graph: "g".into(), ..BeginRunRequest::default() };
         done(client.begin_run(begin).await).unwrap();
     }
     let component =
@@ -322,6 +322,7 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
         run: run.clone(),
         components: vec![component(used_bytes)],
         points: points(count),
+        ..ReportRunRequest::default()
     };
     done(client.report_run(report(1, 3)).await).unwrap();
     done(client.report_run(report(2, 4)).await).unwrap();
@@ -371,7 +372,12 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let run = "0a".repeat(16);
-    let begin = |run: &str, len| BeginRunRequest { run: run.into(), graph: "g".into(), input: vec![0; len] };
+    let begin = |run: &str, len| BeginRunRequest {
+        run: run.into(),
+        graph: "g".into(),
+        input: vec![0; len],
+        ..BeginRunRequest::default()
+    };
     for bad in ["", "0a", "../../../../../../../../graph/g/x", &"0A".repeat(16), &"0a".repeat(17)] {
         let refused = done(client.begin_run(begin(bad, 0)).await).unwrap_err();
         assert_eq!(refused.code, Code::UnknownRun, "{refused}");
@@ -381,7 +387,8 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
     done(client.begin_run(begin(&run, MAX_OUTPUT_BYTES)).await).unwrap();
 
     let fine = JournalEntry { number: 1, from: "c".into(), instances: 1, ..JournalEntry::default() };
-    let request = |entry: &JournalEntry| JournalRequest { run: run.clone(), entries: vec![entry.clone()] };
+    let request =
+        |entry: &JournalEntry| JournalRequest { run: run.clone(), entries: vec![entry.clone()], epoch: 0 };
     for (bad, code) in [
         (JournalEntry { number: 0, ..fine.clone() }, Code::InvalidArgument),
         (JournalEntry { number: MAX_ENTRIES, ..fine.clone() }, Code::InvalidArgument),
@@ -389,7 +396,7 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
         (JournalEntry { output: vec![0; MAX_OUTPUT_BYTES + 1], ..fine.clone() }, Code::OutputTooLarge),
     ] {
         let entries = vec![fine.clone(), bad];
-        let refused = client.journal(JournalRequest { run: run.clone(), entries }).await;
+        let refused = client.journal(JournalRequest { run: run.clone(), entries, epoch: 0 }).await;
         assert_eq!(done(refused).unwrap_err().code, code);
     }
     let read = ReadRunRequest { run: run.clone(), after: 0 };

@@ -52,7 +52,12 @@ fn run_id(number: u32) -> String {
 }
 
 async fn begin(client: &mut Client, number: u32, input: usize) -> Result<RunInfo, Error> {
-    let asked = BeginRunRequest { run: run_id(number), graph: "g".into(), input: vec![7; input] };
+    let asked = BeginRunRequest {
+        run: run_id(number),
+        graph: "g".into(),
+        input: vec![7; input],
+        ..BeginRunRequest::default()
+    };
     done(client.begin_run(asked).await)
 }
 
@@ -127,7 +132,7 @@ async fn graphs_and_journals_beyond_the_quota_are_refused() {
     begin(&mut alice, 1, 256 << 10).await.unwrap();
     is_refused(begin(&mut alice, 2, 1 << 20).await, "--store");
     let entry = |number| JournalEntry { number, output: vec![7; 256 << 10], ..JournalEntry::default() };
-    let journal = |number| JournalRequest { run: run_id(1), entries: vec![entry(number)] };
+    let journal = |number| JournalRequest { run: run_id(1), entries: vec![entry(number)], epoch: 0 };
     done(alice.journal(journal(1)).await).unwrap();
     done(alice.journal(journal(2)).await).unwrap();
     is_refused(done(alice.journal(journal(3)).await), "--store");

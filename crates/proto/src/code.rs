@@ -63,6 +63,10 @@ codes! {
     UnknownGraph = 25, "unknown_graph";
     /// No run has this identifier.
     UnknownRun = 26, "unknown_run";
+    /// Another process drives the run.
+    RunTaken = 27, "run_taken";
+    /// The run was cancelled.
+    RunCancelled = 28, "run_cancelled";
     /// No node has the requested resources, even when idle.
     InsufficientResources = 30, "insufficient_resources";
     /// The requested resources exist, but are leased at the moment.

@@ -9,6 +9,25 @@ pub const MAX_ENTRIES: u64 = 1 << 20;
 pub const MAX_POINTS: usize = 256;
 /// Most nodes that are reported of a component.
 pub const MAX_NODES: usize = 4;
+/// Most events of a run's log that are kept: the latest.
+pub const MAX_NOTES: usize = 128;
+/// Longest text of an event of a run's log, in bytes.
+pub const MAX_NOTE_BYTES: usize = 1 << 10;
+/// Shortest and longest lease of a run, in milliseconds.
+pub const MIN_LEASE_MS: u64 = 1_000;
+/// See [`MIN_LEASE_MS`].
+pub const MAX_LEASE_MS: u64 = 60_000;
+/// Longest name of a process that drives a run, in bytes.
+pub const MAX_RUNNER_BYTES: usize = 128;
+/// Largest epoch of a run's lease. A run that 1000 processes have taken, and none has ended, is ended.
+pub const MAX_EPOCH: u64 = 1_000;
+
+/// The number in front of the entries of a lease's owner. Entries of different owners have different numbers, so a
+/// delayed write of an earlier owner replaces none of a later one.
+pub fn entries_before(epoch: u64) -> u64 {
+    debug_assert!(epoch <= MAX_EPOCH, "a lease of epoch {epoch}");
+    epoch * MAX_ENTRIES
+}
 
 /// Combines outputs into the input of a component: a single output as it is, several ones each behind its length in 8
 /// bytes, little endian, and followed by zeros up to a multiple of 8.

@@ -49,6 +49,8 @@ pub struct Access {
     pub ca_pem: Option<Vec<u8>>,
     /// The access token. A manager's own Unix socket needs none.
     pub token: Option<String>,
+    /// The tenant as whose user an operator acts. `None`: the caller's own tenant.
+    pub tenant: Option<String>,
 }
 
 /// Address of a manager: `unix:/path`, `https://host:port`, or on this machine `http://127.0.0.1:port`.
@@ -73,7 +75,7 @@ impl Access {
         if managers.len() > MAX_MANAGERS {
             return Err(invalid(format!("{} managers: at most {MAX_MANAGERS}", managers.len())));
         }
-        Ok(Access { managers, ca_pem: None, token: None })
+        Ok(Access { managers, ca_pem: None, token: None, tenant: None })
     }
 
     /// Reads the environment: the address from `$SUBLET_MANAGER` or the socket in the [default folder](default_state),
@@ -122,6 +124,19 @@ impl Access {
         Ok(self)
     }
 
+    /// Acts as a user of this tenant, which only operators may: with that tenant's rights and quota.
+    ///
+    /// # Errors
+    /// `invalid_argument` if no tenant can have this name.
+    pub fn for_tenant(mut self, tenant: impl Into<String>) -> Result<Access, Error> {
+        let tenant = tenant.into();
+        if tenant.is_empty() || MetadataValue::<Ascii>::try_from(tenant.as_str()).is_err() {
+            return Err(invalid(format!("{tenant:?} cannot be the name of a tenant")));
+        }
+        self.tenant = Some(tenant);
+        Ok(self)
+    }
+
     /// Makes a channel to one of the managers. It connects when it is first used, and again after it broke. A failed
     /// connection shows in the requests. To be called within a tokio runtime, which then drives it.
     pub fn channel(&self, which: usize) -> Result<Channel, Error> {
@@ -141,10 +156,14 @@ impl Access {
         }
     }
 
-    /// A request with the token in it.
+    /// A request with the token and the tenant in it.
     pub fn authorize<T>(&self, mut request: Request<T>) -> Request<T> {
         if let Some(bearer) = self.token.as_deref().and_then(bearer) {
             request.metadata_mut().insert("authorization", bearer);
+        }
+        let tenant = self.tenant.as_deref().map(MetadataValue::<Ascii>::try_from);
+        if let Some(Ok(tenant)) = tenant {
+            request.metadata_mut().insert("sublet-tenant", tenant);
         }
         request
     }
@@ -169,6 +188,7 @@ impl fmt::Debug for Access {
             .field("managers", &self.managers)
             .field("ca_bytes", &ca_bytes)
             .field("token", &token)
+            .field("tenant", &self.tenant)
             .finish()
     }
 }

@@ -406,6 +406,26 @@ impl ManagerClient {
         self.ask(request, async |mut stub, request| stub.end_run(request).await)
     }
 
+    /// Takes, renews or hands back a run's lease.
+    pub(crate) fn drive_run(&self, request: v1::DriveRunRequest) -> Result<v1::RunInfo, Error> {
+        self.ask(request, async |mut stub, request| stub.drive_run(request).await)
+    }
+
+    /// Takes the lease of a detached run that no process drives.
+    pub(crate) fn take_run(&self, request: v1::TakeRunRequest) -> Result<Option<v1::RunInfo>, Error> {
+        let taken = self.ask(request, async |mut stub, request| stub.take_run(request).await);
+        taken.map(|reply| reply.run)
+    }
+
+    /// Ends a run of the caller's tenant before it is done. The process that drives it gives its resources back.
+    ///
+    /// # Errors
+    /// `unknown_run` if the tenant has no such run, or the run has ended.
+    pub fn cancel_run(&self, run: &str) -> Result<v1::RunInfo, Error> {
+        let request = v1::CancelRunRequest { run: run.to_owned() };
+        self.ask(request, async |mut stub, request| stub.cancel_run(request).await)
+    }
+
     /// Makes an access token, whose secret is returned only once. For operators.
     pub fn create_token(&self, request: v1::CreateTokenRequest) -> Result<v1::CreateTokenReply, Error> {
         let terms = RequestTerms { repeat: Repeat::Unsent, ..anywhere() };

@@ -1,9 +1,12 @@
-//! Runs of graphs: applications of compute and memory components, driven by a client (Scad 3.1, 4.1, 4.2.4).
+//! Runs of graphs: applications of compute and memory components, driven by a client or a runner (Scad 3.1, 4.1, 4.2.4).
 //!
 //! An [`Application`] is a deployed graph. [`Application::run`] leases workers for each compute component when its
 //! predecessors are done, passes it their outputs, and gives its workers the memory components that its edges allow.
 //! The managers record the outputs of each component. If a component, a memory component or a node is lost, only the
 //! components that communicate with it begin again, from the recorded outputs.
+//!
+//! [`Application::detach`] leaves the run to a [`Runner`]; a [`RunHandle`] waits for its result. Whichever process drives
+//! a run has the run's lease, and another takes it when that process is gone.
 //!
 //! ```text
 //! application.rs  a deployed graph, and what is kept between its runs
@@ -14,7 +17,11 @@
 //!   mailboxes.rs  what messages are carried by
 //!   instances.rs how many instances a component has, if that follows from data
 //!   journal.rs what was recorded
+//!   lease.rs   the right to drive the run, which report.rs renews
+//!   log.rs     the latest events
 //!   uses.rs    what components have and had, told by report.rs and over time by series.rs
+//! handle.rs    a run that another process drives: its result, its end, its log
+//! runner.rs    drives detached runs
 //! budget.rs    what the graph's limits leave
 //! sizes.rs     how large components are made, by history.rs
 //! ```
@@ -24,29 +31,37 @@
 //! which carries nothing through the client.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use sublet_proto::Error;
 use sublet_proto::graph::{self, Graph};
+use sublet_proto::v1::RunInfo;
 
 use crate::access::Access;
 use crate::invoker::Invoker;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
-use journal::RunJournal;
+use journal::{KeptRun, RunJournal};
+use log::RunLog;
 
 pub use application::Application;
+pub use handle::{LogLine, RunHandle};
 pub use news::{News, Outcome, RunResult};
 pub use options::RunOptions;
+pub use runner::{Runner, RunnerNews, RunnerOptions};
 
 mod application;
 mod budget;
 mod driver;
 mod event;
 mod execute;
+mod handle;
 mod history;
 mod instances;
 mod journal;
+mod lease;
+mod log;
 mod mailboxes;
 mod memory;
 mod memory_usage;
@@ -54,6 +69,7 @@ mod news;
 mod options;
 mod progress;
 mod report;
+mod runner;
 mod series;
 mod sizes;
 mod swapping;
@@ -75,6 +91,11 @@ impl Invoker {
     /// `unknown_graph`.
     pub fn open_graph(&self, name: &str, options: RunOptions) -> Result<Application, Error> {
         Application::open_by(self.manager.clone(), name, options)
+    }
+
+    /// A run of the caller's tenant, by its identifier. That there is such a run shows when it is used.
+    pub fn open_run(&self, run: &str) -> RunHandle {
+        RunHandle::new(self.manager.clone(), run.to_owned())
     }
 }
 
@@ -156,11 +177,23 @@ impl Application {
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
     }
 
-    /// Resumes a run whose client is gone, from its recorded outputs. No other client may resume it at the same time.
+    /// Begins a run that does not depend on this process: it is stored, and a [`Runner`] drives it, with the options of
+    /// this application except those about workers after a call or a run.
     ///
     /// # Errors
-    /// `unknown_run` if no such run is unfinished, `worker_died` if a component with external effects had begun whose
-    /// memory is lost; and as for [`Application::run`].
+    /// `invalid_argument` if the graph has a memory component as its result, `store_full`, and other errors of the
+    /// managers.
+    pub fn detach(&self, input: &[u8]) -> Result<RunHandle, Error> {
+        let run = journal::detach(&self.manager, &self.digest, input, self.options.to_terms())?;
+        Ok(RunHandle::new(self.manager.clone(), run))
+    }
+
+    /// Resumes a run whose client is gone, from its recorded outputs. Waits for some seconds if that client may still be
+    /// there.
+    ///
+    /// # Errors
+    /// `unknown_run` if no such run is unfinished, `run_taken` if another process drives it, `worker_died` if a component
+    /// with external effects had begun, and its memory or its outcome is lost; and as for [`Application::run`].
     pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.resume_while(run, news, || true)
     }
@@ -175,9 +208,33 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let (journal, input, records) = RunJournal::open(&self.manager, &self.graph, run)?;
-        let driver = RunDriver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
-        self.outcome(run.to_owned(), driver.run(Some(&records)))
+        let taken = lease::take(&self.manager, run, &mut goes_on)?;
+        let (journal, KeptRun { input, records, notes }) =
+            RunJournal::open(&self.manager, &self.graph, taken)?;
+        let mut log = RunLog::new(notes);
+        log.note("", "resumed by a client".to_owned());
+        let driver = RunDriver::new(self, journal, input, &mut news).with_log(log);
+        self.outcome(run.to_owned(), driver.for_as_long_as(&mut goes_on).run(Some(&records)))
+    }
+
+    /// Reads the records of a detached run whose lease this process has taken.
+    fn open_taken(&self, taken: RunInfo) -> Result<(RunJournal, KeptRun), Error> {
+        RunJournal::open(&self.manager, &self.graph, taken)
+    }
+
+    /// Drives a detached run until it ends, or until `leaves` is set: then it is handed back.
+    fn drive_taken(
+        &self,
+        runner: &str,
+        (journal, kept): (RunJournal, KeptRun),
+        leaves: &AtomicBool,
+    ) -> Result<(), Error> {
+        let run = journal.run().to_owned();
+        let mut log = RunLog::new(kept.notes);
+        log.note("", format!("driven by {runner}"));
+        let mut news = |_: &News| {};
+        let driver = RunDriver::new(self, journal, kept.input, &mut news).with_log(log).until(leaves);
+        self.outcome(run, driver.run(Some(&kept.records))).map(drop)
     }
 
     fn outcome(&self, run: String, driven: Driven) -> Result<Outcome, Error> {

@@ -39,7 +39,9 @@ pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::deploy::is_path;
 pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
-pub use sublet_runtime::run::{Application, News, Outcome, RunOptions, RunResult};
+pub use sublet_runtime::run::{
+    Application, LogLine, News, Outcome, RunHandle, RunOptions, RunResult, Runner, RunnerNews, RunnerOptions,
+};
 pub use sublet_runtime::{
     Access, Address, Allocation, Backing, Buffer, BufferPart, BufferPartMut, CallOptions, ColdStart,
     Completion, EnvironmentPlan, FabricChoice, Function, InputMemory, Invocation, Invoker, Memory,

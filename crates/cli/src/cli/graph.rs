@@ -1,5 +1,6 @@
 //! `sublet graph`: checks, shows, deploys and runs graphs of components.
 
+mod detached;
 mod documents;
 mod history;
 mod labels;
@@ -38,6 +39,11 @@ Examples:
   sublet graph remove app                  remove its name and all versions that no unfinished run needs
   sublet graph run app.json < in.bin       deploy and run it, with standard input as the entry's input
   sublet graph run app --retries 10        run a deployed graph by its name
+  sublet graph run app --detach < in.bin   start a run that continues without this command, and print its identifier
+  sublet graph wait RUN                    wait for its end, and write its output
+  sublet graph wait RUN --timeout 10s --output out
+  sublet graph logs RUN                    show its latest events: starts, losses, failures and what failed functions printed
+  sublet graph cancel RUN                  end a run before it is done
   sublet graph top                         show the current runs and the resources of their components
   sublet graph history app                 list its runs
   sublet graph history RUN                 show what each component used, and memory leased and used over time
@@ -90,6 +96,9 @@ enum Command {
     },
     Run(run::RunArguments),
     Resume(run::Resume),
+    Wait(detached::WaitArguments),
+    Cancel(detached::CancelArguments),
+    Logs(detached::LogsArguments),
     Trigger(trigger::Trigger),
     History(history::HistoryArguments),
     Top(top::Top),
@@ -124,6 +133,9 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         Command::Remove { graph, connection } => remove(graph, connection, output),
         Command::Run(arguments) => run::run(arguments, output),
         Command::Resume(arguments) => run::resume(arguments, output),
+        Command::Wait(arguments) => detached::wait(arguments, output),
+        Command::Cancel(arguments) => detached::cancel(arguments, output),
+        Command::Logs(arguments) => detached::logs(arguments, output),
         Command::Trigger(arguments) => trigger::run(arguments, output),
         Command::History(arguments) => history::run(arguments, output),
         Command::Top(arguments) => top::run(arguments, output),

@@ -1,7 +1,7 @@
 //! `sublet up`: runs manager and agent in one process until a signal.
 //!
 //! They communicate over the manager's socket as they would between machines. The manager starts first and stops
-//! last, so that the agent's last report is in the ledger before the store closes.
+//! last, so that the agent's last report is in the ledger before the store closes. A runner drives detached runs of graphs.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,7 @@ use super::daemon::{
 use super::limits;
 use super::output::CommandOutput;
 use super::parse::{self, node_modules, show_bytes, size};
+use super::runner;
 use super::view::{NodeView, WEAK_ISOLATION};
 use crate::config::agent::{
     DeviceSetting, PLACES_OF_A_SHARED_CORE, device, lent_folder, python as wanted_python, wanted,
@@ -232,7 +233,8 @@ async fn lend(
     let (state, access) = (state.to_owned(), options.access.clone());
     let started = blocking(move || {
         let agent = Agent::start(options)?;
-        let node = ManagerClient::connect_with(access)?.nodes()?.pop();
+        let node = ManagerClient::connect_with(access.clone())?.nodes()?.pop();
+        let runner = runner::start_of_up(access)?;
         let python = agent.python().map(Path::to_owned);
         let up = UpReady {
             manager: manager_address(&state),
@@ -241,16 +243,18 @@ async fn lend(
             python,
             node: node.unwrap_or_default().into(),
         };
-        Ok((agent, up))
+        Ok((agent, runner, up))
     });
-    let (agent, up) = started.await?;
+    let (agent, runner, up) = started.await?;
     notify(DaemonPhase::Ready);
     let shown = output.announce(&up, text);
     if shown.is_ok() {
         signals.next().await;
     }
-    // The agent's last report needs the manager, which this thread has to serve in the meantime.
+    // The agent's last report needs the manager, which this thread has to serve in the meantime. Runs give their leases back
+    // before the agent ends them: the next start continues these runs.
     let stop = blocking(move || {
+        runner.stop();
         agent.stop();
         Ok(())
     });
@@ -272,6 +276,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
             managers: vec![Address::Unix(state.join("manager.sock"))],
             ca_pem: None,
             token: None,
+            tenant: None,
         },
         name: arguments.name.unwrap_or_else(own_node_name),
         cores: arguments.cores,

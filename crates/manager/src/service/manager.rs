@@ -9,16 +9,17 @@ use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::package;
 use sublet_proto::v1::manager_server::Manager;
 use sublet_proto::v1::{
-    self, BackUpStoreReply, BackUpStoreRequest, BeginRunRequest, BillReply, BillRequest, CollectGarbageReply,
-    CollectGarbageRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest, DeployReply,
-    EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GrantPackageRequest, GraphDocument,
-    GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
-    ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
-    ListRunsRequest, ListSecretsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription,
-    NodeList, PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest, ReadRunRequest,
-    RemoveGraphReply, RemoveGraphRequest, RemovePackageReply, RemovePackageRequest, RemoveRunsReply,
-    RemoveRunsRequest, RemoveSecretRequest, RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest,
-    RevokeTokenRequest, Role, RunInfo, RunList, RunPage, SecretInfo, SecretList, SetSecretRequest, StoreUse,
+    self, BackUpStoreReply, BackUpStoreRequest, BeginRunRequest, BillReply, BillRequest, CancelRunRequest,
+    CollectGarbageReply, CollectGarbageRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest,
+    DeployReply, DriveRunRequest, EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest,
+    GrantPackageRequest, GraphDocument, GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant,
+    LeaseGrants, LeaseList, LeaseRequest, ListGraphsRequest, ListLeasesRequest, ListManagersRequest,
+    ListNodesRequest, ListPackagesRequest, ListRunsRequest, ListSecretsRequest, ListTenantsRequest,
+    ListTokensRequest, ManagerList, NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList,
+    PackageRight, PublishPackageRequest, ReadRunRequest, RemoveGraphReply, RemoveGraphRequest,
+    RemovePackageReply, RemovePackageRequest, RemoveRunsReply, RemoveRunsRequest, RemoveSecretRequest,
+    RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest, Role, RunInfo,
+    RunList, RunPage, SecretInfo, SecretList, SetSecretRequest, StoreUse, TakeRunReply, TakeRunRequest,
     Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error};
@@ -267,6 +268,25 @@ impl Manager for Service {
         answer(ended)
     }
 
+    async fn drive_run(&self, request: Request<DriveRunRequest>) -> Result<Response<RunInfo>, Status> {
+        let (tenant, now_ms) = (caller(&request)?.tenant, self.0.shell.clock.now_ms());
+        answer(self.0.runs.drive(&tenant, request.into_inner(), now_ms).await)
+    }
+
+    async fn take_run(&self, request: Request<TakeRunRequest>) -> Result<Response<TakeRunReply>, Status> {
+        let (caller, now_ms) = (caller(&request)?, self.0.shell.clock.now_ms());
+        let tenant = (!caller.is_operator()).then_some(&*caller.tenant);
+        let taken = self.0.runs.take(tenant, request.into_inner(), now_ms).await;
+        answer(taken.map(|run| TakeRunReply { run }))
+    }
+
+    async fn cancel_run(&self, request: Request<CancelRunRequest>) -> Result<Response<RunInfo>, Status> {
+        let (tenant, now_ms) = (caller(&request)?.tenant, self.0.shell.clock.now_ms());
+        let cancelled = self.0.runs.cancel(&tenant, request.into_inner().run, now_ms).await;
+        self.0.quotas.removed(&tenant);
+        answer(cancelled)
+    }
+
     async fn read_run(&self, request: Request<ReadRunRequest>) -> Result<Response<RunPage>, Status> {
         let tenant = caller(&request)?.tenant;
         answer(self.0.runs.read(&tenant, request.into_inner()).await)
@@ -408,6 +428,14 @@ impl ServiceParts {
         let GraphDocument { info, document } = self.graphs.find(&caller.tenant, &asked.graph).await?;
         let GraphInfo { name, digest, .. } = info.unwrap_or_default();
         let graph = Graph::parse(&document).map_err(|problems| graph::error(&name, &problems))?;
+        if let (Some(result), true) = (graph.result(), asked.detached.is_some()) {
+            let result = &graph.components[result].name;
+            let message = format!(
+                "graph {name} returns memory component {result}, which ends with the process that drives the run: a detached \
+                 run needs another way to its result, such as an output"
+            );
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
         let named = graph.components.iter().filter_map(|component| {
             component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
         });

@@ -44,6 +44,8 @@ pub const RUN: &str = "run/";
 pub const JOURNAL: &str = "journal/";
 /// Before a tenant's name, `/` and a run's identifier: the encoded `RunReport`.
 pub const REPORT: &str = "report/";
+/// Before a tenant's name, `/` and a run's identifier: the run is detached and has not ended. Empty.
+pub const DETACHED: &str = "detached/";
 
 /// Formats an epoch for keys, so that keys sort as epochs do.
 pub fn epoch(epoch: u64) -> String {

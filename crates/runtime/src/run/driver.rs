@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use super::budget::RunBudget;
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
 use super::execute::{Cancel, Environment, Go};
 use super::instances::{NumberRule, parts_of};
-use super::journal::RunJournal;
+use super::journal::{RunEnd, RunJournal};
+use super::lease::{DriverLease, is_outage};
+use super::log::RunLog;
 use super::mailboxes::end_of;
 use super::memory::{Channels, MemoryComponent};
 use super::memory_usage::MemoryComponentUsage;
@@ -73,6 +76,8 @@ pub(super) struct RunDriver<'run> {
     /// Memory components whose segments are being given back, in the background.
     leaving: Vec<(usize, JoinHandle<MemoryComponentUsage>)>,
     uses: Uses,
+    log: RunLog,
+    lease: Arc<DriverLease>,
     account: Arc<RunBudget>,
     /// Components that have ended, of which the account does not know yet.
     over: Vec<usize>,
@@ -87,6 +92,8 @@ pub(super) struct RunDriver<'run> {
     news: &'run mut dyn FnMut(&News),
     /// Checked repeatedly: the run continues while this returns true.
     goes_on: Option<&'run mut dyn FnMut() -> bool>,
+    /// Set when this process is to leave the run to another.
+    leaves: Option<&'run AtomicBool>,
 }
 
 impl<'run> RunDriver<'run> {
@@ -107,7 +114,9 @@ impl<'run> RunDriver<'run> {
         RunDriver {
             account: RunBudget::new(graph.clone(), &application.described),
             over: Vec::new(),
-            reporter: RunReporter::new(&application.manager),
+            reporter: RunReporter::new(journal.lease().clone()),
+            log: RunLog::default(),
+            lease: journal.lease().clone(),
             report_at: uses.began() + FIRST_REPORT,
             progress: RunProgress::new(graph, input, application.options.retries),
             application,
@@ -124,7 +133,18 @@ impl<'run> RunDriver<'run> {
             tell,
             news,
             goes_on: None,
+            leaves: None,
         }
+    }
+
+    /// Continues the log of the processes that drove the run before.
+    pub(super) fn with_log(self, log: RunLog) -> RunDriver<'run> {
+        RunDriver { log, ..self }
+    }
+
+    /// Makes the driver hand the run back when `leaves` is set: it does not end then, and another process continues it.
+    pub(super) fn until(self, leaves: &'run AtomicBool) -> RunDriver<'run> {
+        RunDriver { leaves: Some(leaves), ..self }
     }
 
     /// Makes the driver give the run up when `goes_on` returns false.
@@ -152,10 +172,49 @@ impl<'run> RunDriver<'run> {
         }
         self.tell_states();
         drop(self.reporter);
+        if let Err(error) = &outcome {
+            self.log.note("", format!("ended: {error}"));
+        }
+        let is_left = self.journal.is_detached()
+            && outcome.as_ref().is_err_and(|error| is_outage(error.code) || is_set(self.leaves));
+        if is_left && is_set(self.leaves) {
+            // What is not stored is executed again by the process that continues the run.
+            let _ = self.journal.flush();
+        }
+        // The entries of a run that has failed are not needed; those of another are stored.
+        self.journal.stop_writing();
+        let notes = self.log.notes();
         let (uses, points) = self.uses.finish();
-        // If the store does not record the end, the run stays listed as running.
-        let _ = self.journal.end(outcome.as_ref().err(), uses.clone(), points);
+        match is_left {
+            true => self.lease.hand_back(),
+            // If the store does not record the end, the run stays listed as running. A detached run is then taken by
+            // another process, which finds all of its records.
+            false => {
+                let components = uses.clone();
+                let _ = self.journal.end(RunEnd { outcome: &outcome, components, points, notes });
+            }
+        }
         Driven { outcome, result, uses }
+    }
+
+    /// Returns an error if this process is not to drive the run any more.
+    fn check_driver(&mut self) -> Result<(), Error> {
+        if let Some(error) = self.lease.lost() {
+            return Err(error.clone());
+        }
+        if is_set(self.leaves) {
+            return Err(Error::new(Code::LeaseEnded, "the run was handed back by its runner"));
+        }
+        if self.goes_on.as_mut().is_some_and(|goes_on| !goes_on()) {
+            return Err(Error::new(Code::LeaseEnded, "the run was given up by its client"));
+        }
+        Ok(())
+    }
+
+    /// Tells an event to the caller of the run, and to the log.
+    fn announce(&mut self, news: &News) {
+        self.log.add(news);
+        (self.news)(news);
     }
 
     /// Takes the run's result out of the run: its caller gives it back. `None` if nothing has accessed it.
@@ -184,9 +243,7 @@ impl<'run> RunDriver<'run> {
                 Ok(event) => self.hear(event)?,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
             };
-            if self.goes_on.as_mut().is_some_and(|goes_on| !goes_on()) {
-                return Err(Error::new(Code::LeaseEnded, "the run was given up by its client"));
-            }
+            self.check_driver()?;
             if let Some(outputs) = self.take(steps)? {
                 return Ok(outputs);
             }
@@ -229,7 +286,7 @@ impl<'run> RunDriver<'run> {
                     return Ok(Vec::new());
                 }
                 let name = &self.application.graph.components[memory].name;
-                (self.news)(&News::Lost { component: name.clone(), error: error.clone() });
+                self.announce(&News::Lost { component: name.clone(), error: error.clone() });
                 self.progress.lost_memory(memory, error)
             }
         }
@@ -242,7 +299,7 @@ impl<'run> RunDriver<'run> {
 
     fn tell_waiting(&mut self, component: usize, error: Error) {
         let component = self.application.graph.components[component].name.clone();
-        (self.news)(&News::Waits { component, error });
+        self.announce(&News::Waits { component, error });
     }
 
     /// Gives back workers that components which have not begun hold, and idle workers, for components that have begun.
@@ -296,7 +353,8 @@ impl<'run> RunDriver<'run> {
             self.uses.components[component].waits_for = why;
         }
         let (run, components) = (self.journal.run().to_owned(), self.uses.components.clone());
-        self.reporter.tell(ReportRunRequest { run, components, points: self.uses.points() });
+        let (epoch, notes) = (self.lease.epoch(), self.log.notes());
+        self.reporter.tell(ReportRunRequest { run, components, points: self.uses.points(), epoch, notes });
     }
 
     /// Puts down how far each component is.
@@ -349,7 +407,7 @@ impl<'run> RunDriver<'run> {
         match outputs {
             Ok(outputs) => {
                 let took = began.elapsed();
-                (self.news)(&News::Ended { component: name, took });
+                self.announce(&News::Ended { component: name, took });
                 self.end_messages(component);
                 if let Some(workers) = workers {
                     self.uses.place(component, workers.nodes());
@@ -364,12 +422,12 @@ impl<'run> RunDriver<'run> {
                 self.progress.ended(component, attempt, outputs)
             }
             Err(ComponentFailure::Lost(error)) => {
-                (self.news)(&News::Lost { component: name, error: error.clone() });
+                self.announce(&News::Lost { component: name, error: error.clone() });
                 self.over.push(component);
                 self.progress.lost(component, attempt, error)
             }
             Err(ComponentFailure::Failed(error, report)) => {
-                (self.news)(&News::Failed { component: name, error: error.clone(), report });
+                self.announce(&News::Failed { component: name, error: error.clone(), report });
                 Err(error)
             }
         }
@@ -422,8 +480,8 @@ impl<'run> RunDriver<'run> {
         Ok(None)
     }
 
-    /// Waits until everything is recorded, before a component with external effects begins and after it has ended: its
-    /// effects survive this client, so the records must, too.
+    /// Waits until everything is recorded after a component with external effects has ended: its effects survive this
+    /// process, so the records must, too.
     fn settle_effects(&self, component: usize) -> Result<(), Error> {
         let compute = self.application.graph.components[component].compute();
         if compute.is_some_and(|compute| compute.has_external_effects) {
@@ -492,7 +550,7 @@ impl<'run> RunDriver<'run> {
 
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
         self.count_instances(component)?;
-        self.settle_effects(component)?;
+        self.record_effects(component)?;
         let channels = self.channels(component)?;
         for access in channels.iter().filter(|access| access.memory.begin()) {
             self.uses.components[access.memory.index].attempts += 1;
@@ -500,7 +558,7 @@ impl<'run> RunDriver<'run> {
         let mut go = Go { attempt, input, channels };
         self.uses.components[component].attempts += 1;
         let name = self.uses.components[component].component.clone();
-        (self.news)(&News::Began { component: name, attempt });
+        self.announce(&News::Began { component: name, attempt });
         // A thread that has ended counts as missing.
         if let Some(running) = self.running.get_mut(&component) {
             running.has_begun = true;
@@ -513,6 +571,16 @@ impl<'run> RunDriver<'run> {
         let running = self.running.get_mut(&component).expect("it was spawned");
         running.has_begun = true;
         running.go.send(go).map_err(|_| Error::new(Code::Internal, "a component's thread has ended at once"))
+    }
+
+    /// Records that a component with external effects begins: no process executes it a second time, whatever becomes of
+    /// this one. Everything recorded before it is stored, too, when this returns.
+    fn record_effects(&mut self, component: usize) -> Result<(), Error> {
+        let compute = self.application.graph.components[component].compute();
+        match compute.is_some_and(|compute| compute.has_external_effects) {
+            true => self.journal.record_beginning(component),
+            false => Ok(()),
+        }
     }
 
     fn drop_memory(&mut self, memory: usize) {
@@ -533,6 +601,10 @@ impl<'run> RunDriver<'run> {
             Err(_) => self.uses.count_memory(memory, component.end()),
         }
     }
+}
+
+fn is_set(flag: Option<&AtomicBool>) -> bool {
+    flag.is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
 /// Gives workers back in the background, as their agents may take time to answer.

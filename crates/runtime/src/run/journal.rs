@@ -5,15 +5,16 @@
 //! entries are stored before anything leaves the run: before it returns outputs, and before and after a component with
 //! external effects.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sublet_proto::graph::Graph;
-use sublet_proto::run::MAX_OUTPUT_BYTES;
-use sublet_proto::v1::{self, JournalEntry, PinnedPackage};
-use sublet_proto::{Code, Error};
+use sublet_proto::run::{MAX_OUTPUT_BYTES, entries_before};
+use sublet_proto::v1::{self, JournalEntry, PinnedPackage, RunNote};
+use sublet_proto::{Code, Error, version};
 
+use super::lease::{self, DriverLease, LEASE_MS};
 use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
 use crate::manager::ManagerClient;
@@ -30,75 +31,131 @@ pub(super) struct RunJournal {
     manager: Arc<ManagerClient>,
     run: String,
     graph: Arc<Graph>,
+    lease: Arc<DriverLease>,
+    is_detached: bool,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
     /// Recorded numbers of instances, by component.
     instances: HashMap<usize, u32>,
+    /// Components with external effects that have begun.
+    begun: HashSet<usize>,
     /// The number of the latest entry.
     last: u64,
     /// Stores the entries. Without it, they are stored by the thread that records them.
     writer: Option<JournalWriter>,
 }
 
+/// Input, records and log of a run that another process has driven, as the managers have them.
+pub(super) struct KeptRun {
+    pub(super) input: Vec<u8>,
+    pub(super) records: Vec<KeptRecord>,
+    pub(super) notes: Vec<RunNote>,
+}
+
+/// An identifier for a new run. Identifiers sort by the time of the run.
+fn new_id() -> Result<String, Error> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let run = format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
+    debug_assert_eq!(run.len(), 32, "digits of the run {run}, which sort by time in one length only");
+    Ok(run)
+}
+
+/// Begins a detached run of a deployed graph, which a runner drives on these terms. Returns its identifier.
+///
+/// # Errors
+/// `version_mismatch` if the manager knows no detached runs, and the managers' errors.
+pub(super) fn detach(
+    manager: &ManagerClient,
+    digest: &str,
+    input: &[u8],
+    terms: v1::RunTerms,
+) -> Result<String, Error> {
+    let begun = manager.begin_run(v1::BeginRunRequest {
+        run: new_id()?,
+        graph: digest.to_owned(),
+        input: input.to_vec(),
+        detached: Some(terms),
+        ..v1::BeginRunRequest::default()
+    })?;
+    if begun.terms.is_none() {
+        let refused = version::check_messages("the manager", 0, "detached runs", version::RUN_LEASES);
+        let error = refused.err().unwrap_or_else(|| protocol("the manager has not detached the run"));
+        let (code, message) = (error.code.number(), error.message.clone());
+        manager.end_run(v1::EndRunRequest {
+            run: begun.run,
+            code,
+            message,
+            ..v1::EndRunRequest::default()
+        })?;
+        return Err(error);
+    }
+    Ok(begun.run)
+}
+
 impl RunJournal {
-    /// Begins a run of a deployed graph.
+    /// Begins a run of a deployed graph, which this process drives.
     pub(super) fn begin(
         manager: &Arc<ManagerClient>,
         (graph, digest): (&Arc<Graph>, &str),
         input: &[u8],
     ) -> Result<RunJournal, Error> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // So that they sort by time.
-        let run =
-            format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
-        debug_assert_eq!(run.len(), 32, "digits of the run {run}, which sort by time in one length only");
-        let (name, input) = (digest.to_owned(), input.to_vec());
-        let begun = manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
-        Ok(RunJournal {
-            manager: manager.clone(),
-            run,
-            graph: graph.clone(),
-            packages: begun.packages,
-            instances: HashMap::new(),
-            last: 0,
-            writer: None,
-        })
+        let begun = manager.begin_run(v1::BeginRunRequest {
+            run: new_id()?,
+            graph: digest.to_owned(),
+            input: input.to_vec(),
+            runner: lease::client_name()?,
+            lease_ms: LEASE_MS,
+            detached: None,
+        })?;
+        Ok(RunJournal::of(manager, graph, begun))
     }
 
-    /// Opens a run whose client is gone: its input, and its records.
+    /// The journal of a run whose lease this process has.
+    fn of(manager: &Arc<ManagerClient>, graph: &Arc<Graph>, info: v1::RunInfo) -> RunJournal {
+        let epoch = info.lease.map_or(0, |lease| lease.epoch);
+        RunJournal {
+            manager: manager.clone(),
+            lease: Arc::new(DriverLease::new(manager.clone(), info.run.clone(), epoch)),
+            run: info.run,
+            graph: graph.clone(),
+            is_detached: info.terms.is_some(),
+            packages: info.packages,
+            instances: HashMap::new(),
+            begun: HashSet::new(),
+            last: entries_before(epoch),
+            writer: None,
+        }
+    }
+
+    /// Opens a run that another process has driven, and whose lease this one has taken.
     pub(super) fn open(
         manager: &Arc<ManagerClient>,
         graph: &Arc<Graph>,
-        run: &str,
-    ) -> Result<(RunJournal, Vec<u8>, Vec<KeptRecord>), Error> {
-        let mut journal = RunJournal {
-            manager: manager.clone(),
-            run: run.to_owned(),
-            graph: graph.clone(),
-            packages: Vec::new(),
-            instances: HashMap::new(),
-            last: 0,
-            writer: None,
-        };
-        let (mut input, mut entries) = (Vec::new(), Vec::new());
+        taken: v1::RunInfo,
+    ) -> Result<(RunJournal, KeptRun), Error> {
+        let mut journal = RunJournal::of(manager, graph, taken);
+        let (mut input, mut notes, mut entries, mut after) = (Vec::new(), Vec::new(), Vec::new(), 0);
         loop {
-            let page = manager.read_run(run, journal.last)?;
-            let info = page.info.unwrap_or_default();
-            if info.ended_unix_ms != 0 {
-                return Err(Error::new(Code::UnknownRun, format!("run {run} has ended")));
+            let page = manager.read_run(&journal.run, after)?;
+            if page.info.is_some_and(|info| info.ended_unix_ms != 0) {
+                return Err(Error::new(Code::UnknownRun, format!("run {} has ended", journal.run)));
             }
-            journal.packages = info.packages;
-            if journal.last == 0 {
-                input = page.input;
+            if after == 0 {
+                (input, notes) = (page.input, page.notes);
             }
             let Some(last) = page.entries.last() else { break };
-            journal.last = last.number;
+            after = last.number;
             entries.extend(page.entries);
+        }
+        // Entries of managers that know no leases have small numbers, whichever process has written them.
+        journal.last = journal.last.max(after);
+        for begins in entries.extract_if(.., |entry| entry.begins) {
+            journal.begun.insert(index_of(graph, &begins.from)?);
         }
         let (decisions, entries) = entries.into_iter().partition(is_decision);
         journal.instances = decided(graph, decisions)?;
         let records = records(graph, entries)?;
-        Ok((journal, input, records))
+        Ok((journal, KeptRun { input, records, notes }))
     }
 
     /// The version of a component's package when the run began. A package that is deployed under the same name during
@@ -115,8 +172,8 @@ impl RunJournal {
 
     /// Has entries stored while the run continues. `report` is called with the first error.
     pub(super) fn start_writing(&mut self, report: impl FnOnce(Error) + Send + 'static) {
-        let (manager, run) = (self.manager.clone(), self.run.clone());
-        let store = move |entries| manager.journal(v1::JournalRequest { run: run.clone(), entries });
+        let (manager, run, epoch) = (self.manager.clone(), self.run.clone(), self.lease.epoch());
+        let store = move |entries| manager.journal(v1::JournalRequest { run: run.clone(), entries, epoch });
         self.writer = JournalWriter::start(store, report).ok();
     }
 
@@ -128,11 +185,30 @@ impl RunJournal {
         self.writer.as_ref().map_or(Ok(()), JournalWriter::flush)
     }
 
-    fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
-        match &self.writer {
-            Some(writer) => writer.write(entries),
-            None => self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries }),
+    /// Stores nothing more: entries that wait are dropped.
+    pub(super) fn stop_writing(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            writer.end();
         }
+    }
+
+    fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
+        if let Some(writer) = &self.writer {
+            return writer.write(entries);
+        }
+        let (run, epoch) = (self.run.clone(), self.lease.epoch());
+        self.manager.journal(v1::JournalRequest { run, entries, epoch })
+    }
+
+    /// The run's lease, by which this process drives it.
+    pub(super) fn lease(&self) -> &Arc<DriverLease> {
+        &self.lease
+    }
+
+    /// Whether the run is detached: its end may be left to another process.
+    pub(super) fn is_detached(&self) -> bool {
+        self.is_detached
+    }
     }
 
     /// Records the outputs that a component hands on.
@@ -158,7 +234,7 @@ impl RunJournal {
                 instance,
                 instances,
                 output: output.clone(),
-                decided_instances: 0,
+                ..JournalEntry::default()
             });
             if batch_bytes >= BATCH_BYTES || instance + 1 == instances {
                 let entries = std::mem::take(&mut batch);
@@ -188,22 +264,83 @@ impl RunJournal {
         Ok(())
     }
 
-    /// Ends the run. The managers may then delete its records.
-    pub(super) fn end(
-        mut self,
-        error: Option<&Error>,
-        components: Vec<v1::ComponentUse>,
-        points: Vec<v1::UsagePoint>,
-    ) -> Result<(), Error> {
-        // The entries of a run that has failed are not needed; those of another are stored.
-        if let Some(writer) = self.writer.take() {
-            writer.end();
+    /// Records that a component with external effects begins, in this run.
+    ///
+    /// # Errors
+    /// `worker_died` if it has begun before: what became of it is not known, and it is not executed a second time. The
+    /// managers' errors otherwise.
+    pub(super) fn record_beginning(&mut self, component: usize) -> Result<(), Error> {
+        let from = self.graph.components[component].name.clone();
+        if self.begun.contains(&component) {
+            let message = format!(
+                "component {from} has external effects, and would have to be executed again: the process that drove the \
+                 run ended during its execution"
+            );
+            return Err(Error::new(Code::WorkerDied, message));
         }
-        let (code, message) =
-            error.map_or((0, String::new()), |error| (error.code.number(), error.message.clone()));
-        let run = self.run.clone();
-        self.manager.end_run(v1::EndRunRequest { run, code, message, components, points }).map(drop)
+        self.last += 1;
+        self.store(vec![JournalEntry { number: self.last, from, begins: true, ..JournalEntry::default() }])?;
+        self.flush()?;
+        self.begun.insert(component);
+        Ok(())
     }
+
+    /// Ends the run. The managers may then delete its records.
+    pub(super) fn end(&self, end: RunEnd<'_>) -> Result<(), Error> {
+        let (code, message) = match end.outcome {
+            Ok(_) => (0, String::new()),
+            Err(error) => (error.code.number(), error.message.clone()),
+        };
+        let outputs = end.outcome.as_ref().map_or(&[][..], Vec::as_slice);
+        let name = |component: usize| self.graph.components[component].name.clone();
+        let request = v1::EndRunRequest {
+            run: self.run.clone(),
+            code,
+            message,
+            components: end.components,
+            points: end.points,
+            epoch: self.lease.epoch(),
+            notes: end.notes,
+            outputs: outputs.iter().map(|(component, _)| name(*component)).collect(),
+        };
+        self.manager.end_run(request).map(drop)
+    }
+}
+
+/// End of a run, for the managers' record of it.
+pub(super) struct RunEnd<'end> {
+    pub(super) outcome: &'end Result<Vec<(usize, Outputs)>, Error>,
+    pub(super) components: Vec<v1::ComponentUse>,
+    pub(super) points: Vec<v1::UsagePoint>,
+    pub(super) notes: Vec<RunNote>,
+}
+
+/// Returns the outputs of a detached run that has succeeded, from its journal's entries: for each of these components, in
+/// their order, what its instances returned last.
+///
+/// # Errors
+/// `protocol` if the journal lacks one of them.
+pub(super) fn outputs_of(
+    names: &[String],
+    entries: Vec<JournalEntry>,
+) -> Result<Vec<(String, Vec<Vec<u8>>)>, Error> {
+    let (mut latest, mut outputs) = (HashMap::new(), Vec::new());
+    for entry in entries {
+        if entry.instance == 0 {
+            outputs.clear();
+        }
+        outputs.push(entry.output);
+        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
+            latest.insert(entry.from, std::mem::take(&mut outputs));
+        }
+    }
+    let output = |name: &String| {
+        let output = latest.remove(name);
+        output.map(|output| (name.clone(), output)).ok_or_else(|| {
+            protocol(format!("the run's journal does not have the output of component {name}"))
+        })
+    };
+    names.iter().map(output).collect()
 }
 
 /// Whether an entry records a number of instances instead of an output.
@@ -278,6 +415,24 @@ mod tests {
         let records = records(&pair(), entries)?;
         let outputs = |record: &KeptRecord| String::from_utf8(record.outputs.join(&b',')).unwrap();
         Ok(records.iter().map(|record| (record.from, outputs(record))).collect())
+    }
+
+    #[test]
+    fn outputs_are_the_latest_complete_ones() {
+        let entries = vec![
+            entry("a", (0, 2), "1"),
+            entry("a", (1, 2), "2"),
+            entry("b", (0, 1), "b"),
+            entry("a", (0, 2), "3"),
+            entry("a", (0, 2), "4"),
+            entry("a", (1, 2), "5"),
+        ];
+        let names = ["b".to_owned(), "a".to_owned()];
+        let outputs = outputs_of(&names, entries.clone()).unwrap();
+        let bytes = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
+        assert_eq!(outputs, [("b".to_owned(), bytes(&["b"])), ("a".to_owned(), bytes(&["4", "5"]))]);
+        let missing = outputs_of(&["c".to_owned()], entries).unwrap_err();
+        assert!(missing.message.contains("component c"), "{missing}");
     }
 
     #[test]

@@ -43,6 +43,11 @@ pub(super) struct RunSummary {
     ended_unix_ms: Option<u64>,
     /// Error of a failed run.
     error: Option<FailureView>,
+    /// Whether a runner drives the run, and not a client.
+    detached: bool,
+    /// Process that drives the run, if one does; as of the latest time that it has taken the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runner: Option<String>,
     /// Packages of the components at the start of the run.
     packages: Vec<RunPackageView>,
     pub(super) components: Vec<ComponentUse>,
@@ -189,6 +194,7 @@ pub(super) fn is_run(name: &str) -> bool {
 pub(super) fn shown(info: RunInfo) -> RunSummary {
     let error = (info.code != 0)
         .then(|| FailureView { code: Code::from_number(info.code).name(), message: info.message });
+    let runner = info.lease.map(|lease| lease.runner).filter(|runner| !runner.is_empty());
     let package = |v1::PinnedPackage { package, pinned }| RunPackageView { package, pinned };
     RunSummary {
         packages: info.packages.into_iter().map(package).collect(),
@@ -198,6 +204,8 @@ pub(super) fn shown(info: RunInfo) -> RunSummary {
         began_unix_ms: info.began_unix_ms,
         ended_unix_ms: (info.ended_unix_ms != 0).then_some(info.ended_unix_ms),
         error,
+        detached: info.terms.is_some(),
+        runner: runner.filter(|_| info.ended_unix_ms == 0),
         components: component_uses(&info.components),
         reported_unix_ms: (info.reported_unix_ms != 0).then_some(info.reported_unix_ms),
         points: None,
@@ -208,6 +216,10 @@ fn status(run: &RunSummary) -> String {
     match (&run.error, run.ended_unix_ms) {
         (Some(FailureView { code, message }), _) => format!("{code}: {message}"),
         (None, Some(_)) => "well".to_owned(),
+        (None, None) if run.detached => match &run.runner {
+            Some(runner) => format!("driven by {}", runner.split('#').next().unwrap_or_default()),
+            None => "waits for a runner: sublet up, or sublet runner".to_owned(),
+        },
         (None, None) => "running, or its client is gone: sublet graph resume".to_owned(),
     }
 }

@@ -45,6 +45,11 @@ pub(super) struct RunArguments {
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     input: PathBuf,
 
+    /// Start the run and print its identifier: it continues without this command, driven by a runner, as of `sublet up`. See
+    /// `sublet graph wait`, `cancel` and `logs`
+    #[arg(long, conflicts_with = "output")]
+    detach: bool,
+
     #[command(flatten)]
     terms: Terms,
 }
@@ -61,11 +66,8 @@ pub(super) struct Resume {
 
 #[derive(Debug, Args)]
 struct Terms {
-    /// File for the output of the last component, or - for standard output; outputs of several instances are each preceded
-    /// by their length, as docs/graphs.md describes. If the graph declares a memory component as the result, its bytes
-    /// are written instead
-    #[arg(long, short, value_name = "FILE", default_value = "-")]
-    output: PathBuf,
+    #[command(flatten)]
+    destination: OutputDestination,
 
     /// Print no progress
     #[arg(long, short)]
@@ -73,6 +75,16 @@ struct Terms {
 
     #[command(flatten)]
     conditions: Conditions,
+}
+
+/// Destination of a run's output.
+#[derive(Debug, Args)]
+pub(super) struct OutputDestination {
+    /// File for the output of the last component, or - for standard output; outputs of several instances are each preceded
+    /// by their length, as docs/graphs.md describes. If the graph declares a memory component as the result, its bytes
+    /// are written instead
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
 }
 
 /// Options for running a graph.
@@ -133,8 +145,8 @@ impl Conditions {
     }
 }
 
-impl Terms {
-    fn check(&self, output: &CommandOutput) -> Result<(), Error> {
+impl OutputDestination {
+    pub(super) fn check(&self, output: &CommandOutput) -> Result<(), Error> {
         if is_dash(&self.output) && !output.is_for_people() {
             let message =
                 "--json and the graph's output cannot both go to standard output: name a file with --output";
@@ -143,17 +155,12 @@ impl Terms {
         Ok(())
     }
 
-    /// Returns a function that prints progress for people.
-    fn tell(&self, output: &CommandOutput) -> impl FnMut(&News) + use<> {
-        let is_told = output.is_for_people() && !self.quiet;
-        move |news| {
-            if is_told {
-                eprintln!("{}", line(news));
-            }
-        }
-    }
-
-    fn finish(&self, outcome: &Outcome, took: Duration, output: &CommandOutput) -> Result<(), Error> {
+    pub(super) fn finish(
+        &self,
+        outcome: &Outcome,
+        took: Duration,
+        output: &CommandOutput,
+    ) -> Result<(), Error> {
         match &outcome.result {
             None => write_output(&self.output, &outputs(outcome))?,
             Some(result) => write_memory(&self.output, &result.memory)?,
@@ -170,6 +177,18 @@ impl Terms {
             let RunReport { run, total_ns, components } = ran;
             format!("run {run} succeeded in {}\n{}", show_ns(*total_ns), show_uses(components))
         })
+    }
+}
+
+impl Terms {
+    /// Returns a function that prints progress for people.
+    fn tell(&self, output: &CommandOutput) -> impl FnMut(&News) + use<> {
+        let is_told = output.is_for_people() && !self.quiet;
+        move |news| {
+            if is_told {
+                eprintln!("{}", line(news));
+            }
+        }
     }
 }
 
@@ -190,6 +209,12 @@ struct RunReport<'run> {
     run: &'run str,
     total_ns: u64,
     components: Vec<ComponentUse>,
+}
+
+/// A run that continues without this command.
+#[derive(Serialize)]
+struct DetachedRun<'run> {
+    run: &'run str,
 }
 
 #[derive(Serialize)]
@@ -247,27 +272,33 @@ pub(super) fn list(connection: &ConnectionArguments, output: &CommandOutput) -> 
 
 /// Runs a graph.
 pub(super) fn run(arguments: &RunArguments, output: &CommandOutput) -> Result<(), Error> {
-    let RunArguments { graph, input, terms } = arguments;
-    terms.check(output)?;
+    let RunArguments { graph, input, detach, terms } = arguments;
+    if !detach {
+        terms.destination.check(output)?;
+    }
     let application = terms.conditions.open(graph, terms.conditions.options())?;
     let failed = |error| Error::of_system(format_args!("reading the input {}", input.display()), &error);
     // One byte more than the limit, so that input that is too large is detected.
     let bytes = read_up_to(input, MAX_OUTPUT_BYTES as u64 + 1).map_err(failed)?;
+    if *detach {
+        let handle = application.detach(&bytes)?;
+        return output.show(&DetachedRun { run: handle.id() }, |detached| detached.run.to_owned());
+    }
     let begun = Instant::now();
     let outcome = application.run_with(&bytes, terms.tell(output))?;
-    terms.finish(&outcome, begun.elapsed(), output)
+    terms.destination.finish(&outcome, begun.elapsed(), output)
 }
 
 /// Continues a run.
 pub(super) fn resume(arguments: &Resume, output: &CommandOutput) -> Result<(), Error> {
     let Resume { run, terms } = arguments;
-    terms.check(output)?;
+    terms.destination.check(output)?;
     let Conditions { connection, .. } = &terms.conditions;
     let info = connection.open()?.read_run(run, u64::MAX)?.info.unwrap_or_default();
     let application = Application::open(connection.access()?, &info.digest, terms.conditions.options())?;
     let begun = Instant::now();
     let outcome = application.resume(run, terms.tell(output))?;
-    terms.finish(&outcome, begun.elapsed(), output)
+    terms.destination.finish(&outcome, begun.elapsed(), output)
 }
 
 /// Formats a progress line. It contains text that components and packages choose.

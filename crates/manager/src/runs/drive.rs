@@ -1,0 +1,188 @@
+//! Leases of runs in the store: the processes that drive runs take, renew and return them here, and runs are cancelled.
+
+use std::ops::ControlFlow;
+
+use sublet_proto::v1::{DriveRunRequest, RunInfo, RunLease, TakeRunRequest};
+use sublet_proto::{Code, Error, decode};
+
+use super::check::check_id;
+use super::lease::{self, LeaseTerm};
+use super::{
+    KeptEntries, PAGE_RECORDS, StoreRuns, change, find, forget_all, has_ended, run_key, unlist, with_report,
+};
+use crate::store::{Store, keys};
+
+impl StoreRuns {
+    /// Takes, renews or hands back a run's lease, as the request says.
+    ///
+    /// # Errors
+    /// `run_taken` if another process has it, and `unknown_run` or `run_cancelled` if the run has ended.
+    pub(crate) async fn drive(
+        &self,
+        tenant: &str,
+        request: DriveRunRequest,
+        now_ms: u64,
+    ) -> Result<RunInfo, Error> {
+        let DriveRunRequest { run, runner, epoch, lease_ms } = request;
+        check_id(&run)?;
+        if epoch == 0 {
+            lease::check_runner(&runner)?;
+        }
+        let (tenant, term) = (tenant.to_owned(), LeaseTerm { lease_ms, now_ms });
+        let drive = move |store: &mut dyn Store| {
+            change(store, &tenant, &run, |info| {
+                if info.ended_unix_ms != 0 {
+                    return Err(has_ended(&info));
+                }
+                let lease = info.lease.clone().unwrap_or_default();
+                let next = match (epoch, lease_ms) {
+                    (0, _) => lease::take(&lease, &runner, term),
+                    (_, 0) => lease::hand_back(&lease, epoch),
+                    _ => lease::renew(&lease, epoch, term),
+                };
+                let next = next.ok_or_else(|| lease::taken(&run, info.lease.as_ref()))?;
+                Ok(Some(RunInfo { lease: Some(next), ..info }))
+            })
+        };
+        self.database.with(drive).await
+    }
+
+    /// Takes the lease of a detached run that no process drives: of this tenant, or of any. `None` if there is none.
+    ///
+    /// # Errors
+    /// `invalid_argument` if the process has no valid name, and errors of the store.
+    pub(crate) async fn take(
+        &self,
+        tenant: Option<&str>,
+        request: TakeRunRequest,
+        now_ms: u64,
+    ) -> Result<Option<RunInfo>, Error> {
+        let TakeRunRequest { runner, lease_ms } = request;
+        lease::check_runner(&runner)?;
+        let prefix = match tenant {
+            Some(tenant) => format!("{}{tenant}/", keys::DETACHED),
+            None => keys::DETACHED.to_owned(),
+        };
+        let (term, mut after) = (LeaseTerm { lease_ms, now_ms }, None::<String>);
+        loop {
+            let (prefix, runner, behind) = (prefix.clone(), runner.clone(), after.take());
+            let page = move |store: &mut dyn Store| {
+                take_of_page(store, &prefix, behind.as_deref(), (runner.as_str(), term))
+            };
+            match self.database.with(page).await? {
+                ControlFlow::Break(taken) => return Ok(taken),
+                ControlFlow::Continue(last) => after = Some(last),
+            }
+        }
+    }
+
+    /// Ends a run that has not ended. A run that was cancelled before stays as it is.
+    ///
+    /// # Errors
+    /// `unknown_run` if it has ended otherwise.
+    pub(crate) async fn cancel(&self, tenant: &str, run: String, now_ms: u64) -> Result<RunInfo, Error> {
+        check_id(&run)?;
+        let tenant = tenant.to_owned();
+        let cancel =
+            move |store: &mut dyn Store| end_at_once(store, &tenant, &run, now_ms, Code::RunCancelled);
+        let info = self.database.with(cancel).await?;
+        self.forget(&info, KeptEntries::Nothing).await?;
+        Ok(info)
+    }
+}
+
+/// Takes the lease of a run of a page of the list. Breaks with the run, or with `None` at the end of the list.
+fn take_of_page(
+    store: &mut dyn Store,
+    prefix: &str,
+    after: Option<&str>,
+    (runner, term): (&str, LeaseTerm),
+) -> Result<ControlFlow<Option<RunInfo>, String>, Error> {
+    let page = store.scan(prefix, after, PAGE_RECORDS)?;
+    let Some(last) = page.last().map(|record| record.key.clone()) else {
+        return Ok(ControlFlow::Break(None));
+    };
+    let names: Vec<(&str, &str)> = page.iter().filter_map(|record| names_of(&record.key)).collect();
+    let of_runs: Vec<String> = names.iter().map(|(tenant, run)| run_key(tenant, run)).collect();
+    let records = store.get_each(&of_runs)?;
+    for ((tenant, run), record) in names.into_iter().zip(records) {
+        let Some(record) = record else {
+            // A run is stored before it is listed, so this one was removed.
+            unlist(store, tenant, run)?;
+            continue;
+        };
+        let info: RunInfo = decode("a stored run", &record)?;
+        if info.ended_unix_ms != 0 {
+            // The manager that ended it was killed before it removed the rest.
+            remove_rest(store, &info)?;
+            continue;
+        }
+        if let Some(taken) = take_listed(store, &info, (runner, term))? {
+            return Ok(ControlFlow::Break(Some(taken)));
+        }
+    }
+    Ok(ControlFlow::Continue(last))
+}
+
+/// Takes the lease of a run that is listed, unless another process has it.
+fn take_listed(
+    store: &mut dyn Store,
+    listed: &RunInfo,
+    (runner, term): (&str, LeaseTerm),
+) -> Result<Option<RunInfo>, Error> {
+    let none = RunLease::default();
+    let lease = listed.lease.as_ref().unwrap_or(&none);
+    if lease::is_held(lease, term.now_ms) && lease.runner != runner {
+        return Ok(None);
+    }
+    if lease::is_exhausted(lease) && !lease::is_held(lease, term.now_ms) {
+        let ended = end_at_once(store, &listed.tenant, &listed.run, term.now_ms, Code::WorkerDied)?;
+        remove_rest(store, &ended)?;
+        return Ok(None);
+    }
+    let mut is_taken = false;
+    let info = change(store, &listed.tenant, &listed.run, |info| {
+        let lease = info.lease.clone().unwrap_or_default();
+        let next = if info.ended_unix_ms == 0 { lease::take(&lease, runner, term) } else { None };
+        is_taken = next.is_some();
+        Ok(next.map(|next| RunInfo { lease: Some(next), ..info }))
+    })?;
+    Ok(is_taken.then_some(info))
+}
+
+/// Ends a run by another process than the one that drives it, with the usage that was last reported.
+fn end_at_once(
+    store: &mut dyn Store,
+    tenant: &str,
+    run: &str,
+    now_ms: u64,
+    code: Code,
+) -> Result<RunInfo, Error> {
+    let (reported, _) = with_report(store, find(store, tenant, run)?)?;
+    change(store, tenant, run, |info| {
+        if info.ended_unix_ms != 0 {
+            return if info.code == code.number() { Ok(None) } else { Err(has_ended(&info)) };
+        }
+        let message = match code {
+            Code::RunCancelled => "the run was cancelled".to_owned(),
+            _ => {
+                let epoch = info.lease.as_ref().map_or(0, |lease| lease.epoch);
+                format!("{epoch} processes have driven the run, and none of them has ended it")
+            }
+        };
+        let ended_unix_ms = now_ms.max(info.began_unix_ms + 1);
+        let components = reported.components.clone();
+        Ok(Some(RunInfo { ended_unix_ms, code: code.number(), message, components, ..info }))
+    })
+}
+
+/// Removes what a run that has ended needs no more, and takes it off the list.
+fn remove_rest(store: &mut dyn Store, ended: &RunInfo) -> Result<(), Error> {
+    forget_all(store, &ended.tenant, &ended.run, KeptEntries::of(ended))?;
+    unlist(store, &ended.tenant, &ended.run)
+}
+
+/// The tenant and the run of a key of the list.
+fn names_of(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix(keys::DETACHED)?.split_once('/')
+}
