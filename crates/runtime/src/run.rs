@@ -11,12 +11,12 @@
 //! ```text
 //! application.rs  a deployed graph, and what is kept between its runs
 //! progress.rs  what is to be done next: pure
-//! driver.rs    does it
+//! driver.rs    does it; driver/preparation.rs leases workers, ahead if possible
 //!   execute.rs a compute component: workers, and the calls of its instances
 //!   memory.rs  a memory component, and how it reaches workers
 //!   mailboxes.rs  what messages are carried by
 //!   instances.rs how many instances a component has, if that follows from data
-//!   journal.rs what was recorded
+//!   journal.rs what was recorded; journal/writer.rs has it stored
 //!   lease.rs   the right to drive the run, which report.rs renews
 //!   log.rs     the latest events
 //!   uses.rs    what components have and had, told by report.rs and over time by series.rs

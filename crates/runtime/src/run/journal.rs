@@ -209,7 +209,6 @@ impl RunJournal {
     pub(super) fn is_detached(&self) -> bool {
         self.is_detached
     }
-    }
 
     /// Records the outputs that a component hands on.
     ///
