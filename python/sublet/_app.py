@@ -13,7 +13,8 @@ import types
 from pathlib import Path
 
 from . import _application, _calls, _client, _errors, _foreign, _modules, _package
-from .components import MOST_BYTES, State, pickled
+from ._bundle import Bundle, pickled
+from .components import CALLER, MOST_BYTES, State, received
 
 # Name of the graph's file in the folder of an application.
 GRAPH = "graph.json"
@@ -102,8 +103,16 @@ class App:
             origin.show_entries(state.printed)
         if state.returned is None:
             raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
-        outcome.value = origin.load(state.returned)
+        outcome.value = self._received(outcome, state.returned) if isinstance(state.returned, Bundle) else origin.load(state.returned)
         return outcome
+
+    def _received(self, outcome, returned):
+        """Loads a result from the memory component that has it, and gives that back."""
+        memory, outcome.result = outcome.result, None
+        if memory is None:
+            raise _errors.InvalidArgument(f"the result of {self._name} is in no memory component: give the graph one with `result`")
+        with memory:
+            return received(returned, memory)
 
     def _origin(self):
         """How the result is read: a component of another package may have written it, or data that it was made from."""
@@ -119,6 +128,9 @@ class App:
         for edge in self.graph.get("edges", ()):
             if edge.get("type") == "access" and edge.get("from") in functions:
                 access.setdefault(functions[edge["from"]], []).append(edge["to"])
+        results = [part["name"] for part in self.graph["components"] if part.get("type") == "memory" and part.get("result")]
+        if results:
+            access[CALLER] = results
         return access
 
     def deploy(self):

@@ -18,8 +18,8 @@ import re
 import textwrap
 
 from . import _errors, _package
-from ._client import bytes_of
 from ._flow import Flow, Refused
+from ._sizes import bytes_of
 from ._split import split
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -206,9 +206,25 @@ class Compiled:
             if _NAME.fullmatch(name) is None:
                 raise Refused(node, f"the variable {name!r} is handed on, and no memory component can have its name")
         self.memories = [name for name in self.handed_on if name not in self.plain]
+        self.result = None if _is_plain(node.returns) else self._result_name()
         for name in self.memories:
             if any(part.component == name for part in parts):
                 raise Refused(node, f"a component and a variable that is handed on are both called {name}: give one another name")
+
+    def _result_name(self):
+        """The name of the memory component for a result that is too large for a message. No variable has such a name."""
+        name = f"{self.name[:40]}.result"
+        while any(part.component == name for part in self.parts):
+            name += "_"
+        return name
+
+    def _may_return(self, number):
+        """Whether a part may return a large result. One that cannot be executed again does not share memory with later parts for that."""
+        part = self.parts[number]
+        if number == len(self.parts) - 1:
+            return True
+        returns = any(next(_returns(statement), None) is not None for statement in part.statements)
+        return returns and not part.options.get("external_effects")
 
     def _name_parts(self, node):
         if _NAME.fullmatch(self.name) is None:
@@ -293,6 +309,10 @@ class Compiled:
             for number, part in enumerate(self.parts):
                 if name in part.leaves or (number > 0 and name in part.gets):
                     edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+        if self.result is not None:
+            components.append({"name": self.result, "type": "memory", "result": True})
+            returning = [part for number, part in enumerate(self.parts) if self._may_return(number)]
+            edges += [{"type": "access", "from": part.component, "to": self.result, "rights": "write"} for part in returning]
         return {"version": 1, "name": self.name, "components": components, "edges": edges}
 
     def names(self):

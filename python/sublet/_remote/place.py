@@ -7,7 +7,8 @@ import threading
 
 import numpy
 
-from .. import _client, _errors
+from .. import _errors
+from .._sizes import bytes_of
 from . import stream
 from .arena import Arena, Stretch, component_of
 from .array import RemoteArray
@@ -62,10 +63,10 @@ class Remote:
         fabric=None,
     ):
         self._options = {name: value for name, value in locals().items() if name != "self"}
-        self.working_bytes = _client.bytes_of(working_set)
+        self.working_bytes = bytes_of(working_set)
         if self.working_bytes < LEAST_WORKING_BYTES:
             raise _errors.InvalidArgument(f"a working set of {self.working_bytes} bytes: it has at least {LEAST_WORKING_BYTES}")
-        self._threshold_bytes = _client.bytes_of(threshold)
+        self._threshold_bytes = bytes_of(threshold)
         self._lock = threading.Lock()
         self._arena = self._of = None
 
@@ -259,7 +260,9 @@ class Remote:
         return made
 
     def _take(self, nbytes):
-        client = self._options["client"] or _client.default_client()
+        from .._client import default_client
+
+        client = self._options["client"] or default_client()
         with self._lock:
             # The default client may have become another one.
             if self._arena is None or self._of is not client:
@@ -276,7 +279,7 @@ class Remote:
 
     def _leased(self, client):
         names = ("initial", "increment", "limit")
-        sizes = [_client.bytes_of(self._options[name]) for name in names]
+        sizes = [bytes_of(self._options[name]) for name in names]
         # Leased in whole pages.
         sizes = [-(-size // 4096) * 4096 for size in sizes]
         more = {name: self._options[name] for name in ("timeout", "wait", "near", "fabric")}
