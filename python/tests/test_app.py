@@ -76,6 +76,7 @@ def test_it_is_split_into_components_and_memory():
         ("samples", "memory"),
         ("test", "memory"),
         ("weights", "memory"),
+        ("regression.result", "memory"),
     ]
     related = {(edge["type"], edge["from"], edge["to"]) for edge in graph["edges"]}
     assert related == {
@@ -84,6 +85,7 @@ def test_it_is_split_into_components_and_memory():
         *(("access", part, "samples") for part in ("regression_1", "train")),
         *(("access", part, name) for part in ("regression_1", "validate") for name in ("test", "rows")),
         *(("access", part, "weights") for part in ("train", "validate")),
+        ("access", "validate", "regression.result"),
     }
     assert (application.__name__, application.__doc__) == ("regression", "Not a word of this is executed.")
 
@@ -423,12 +425,6 @@ def test_what_cannot_go_on_is_named():
     with pytest.raises(TypeError, match="lock cannot be passed to the next component"):
         made(locks)()
 
-    def returns():
-        return bytes(300_000)
-
-    with pytest.raises(sublet.InvalidArgument, match="component returns_1 returns a value of 300.* bytes .*more than 262144"):
-        made(returns)()
-
 
 def test_graph_and_source_may_be_edited(tmp_path):
     application = made(regression)
@@ -492,6 +488,7 @@ def test_what_else_a_split_says_is_in_the_graph():
             "resources": {"cores": 3, "pu": "cpu"},
         },
         {"name": "said_3", "type": "compute", "package": "said", "function": "said_3"},
+        {"name": "said.result", "type": "memory", "result": True},
     ]
 
 
