@@ -13,8 +13,8 @@ import types
 from pathlib import Path
 
 from . import _application, _calls, _client, _errors, _foreign, _modules, _package
-from ._bundle import Bundle, pickled
-from .components import CALLER, MOST_BYTES, State, received
+from ._bundle import Bundle
+from .components import CALLER, State, message_of, received
 
 # Name of the graph's file in the folder of an application.
 GRAPH = "graph.json"
@@ -92,11 +92,9 @@ class App:
             bound = inspect.signature(self._function).bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
-        message = State(call=pickled((args, kwargs)), access=self._access()).to_bytes()
-        if len(message) > MOST_BYTES:
-            text = f"the arguments have {len(message)} bytes, more than {MOST_BYTES}: read or create large data in the first component"
-            raise _errors.InvalidArgument(text)
-        outcome = self.deploy().run(message, self._news)
+        entry = next((part["function"] for part in self.graph["components"] if part.get("entry")), None)
+        message, contents = message_of((args, kwargs), self._access(), entry)
+        outcome = self.deploy().run(message, self._news, contents)
         origin = self._origin()
         state = State.of(outcome.output, origin.load)
         if state.printed:

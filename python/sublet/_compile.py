@@ -21,6 +21,7 @@ from . import _errors, _package
 from ._flow import Flow, Refused
 from ._sizes import bytes_of
 from ._split import split
+from .components import ARGUMENTS
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
@@ -206,14 +207,16 @@ class Compiled:
             if _NAME.fullmatch(name) is None:
                 raise Refused(node, f"the variable {name!r} is handed on, and no memory component can have its name")
         self.memories = [name for name in self.handed_on if name not in self.plain]
-        self.result = None if _is_plain(node.returns) else self._result_name()
+        self.result = None if _is_plain(node.returns) else self._memory_name(".result")
+        is_plain = all(name in self.plain for name in parameters)
+        self.arguments = None if is_plain else self._memory_name(ARGUMENTS)
         for name in self.memories:
             if any(part.component == name for part in parts):
                 raise Refused(node, f"a component and a variable that is handed on are both called {name}: give one another name")
 
-    def _result_name(self):
-        """The name of the memory component for a result that is too large for a message. No variable has such a name."""
-        name = f"{self.name[:40]}.result"
+    def _memory_name(self, what):
+        """The name of a memory component for what is too large for a message. No variable has such a name."""
+        name = f"{self.name[:40]}{what}"
         while any(part.component == name for part in self.parts):
             name += "_"
         return name
@@ -309,6 +312,9 @@ class Compiled:
             for number, part in enumerate(self.parts):
                 if name in part.leaves or (number > 0 and name in part.gets):
                     edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+        if self.arguments is not None:
+            components.append({"name": self.arguments, "type": "memory"})
+            edges.append({"type": "access", "from": self.parts[0].component, "to": self.arguments, "rights": "write"})
         if self.result is not None:
             components.append({"name": self.result, "type": "memory", "result": True})
             returning = [part for number, part in enumerate(self.parts) if self._may_return(number)]

@@ -1,6 +1,6 @@
 """Types of the compiled module `sublet._native`, for type checkers and editors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict, final
 
@@ -86,7 +86,9 @@ class Application:
     def digest(self) -> str: ...
     @property
     def document(self) -> str: ...
-    def run(self, input: bytes, news: Callable[[str, str, Any], object] | None = None) -> _Ran: ...
+    def run(
+        self, input: bytes, news: Callable[[str, str, Any], object] | None = None, contents: Sequence[tuple[str, ReadableBuffer]] = ()
+    ) -> _Ran: ...
     def resume(self, run: str, news: Callable[[str, str, Any], object] | None = None) -> _Ran: ...
 
 @final

@@ -222,5 +222,33 @@ class RunMemory:
         return next(region for region in self._regions if region.stretch.has(stretch))
 
 
+class Contents:
+    """Bytes that a memory component is to begin with, to be stored as those of a `RunMemory` are."""
+
+    def __init__(self):
+        self.content = bytearray()
+
+    def channel(self, name):
+        return self
+
+    def has(self, name):
+        return False
+
+    def find(self, low, high):
+        return None
+
+    def append(self, name, nbytes):
+        offset = -(-len(self.content) // ALIGNMENT) * ALIGNMENT
+        self.content.extend(bytes(offset + nbytes - len(self.content)))
+        return Stretch(name, offset, nbytes)
+
+    def store(self, stretch, address):
+        self.write(stretch.offset, (ctypes.c_ubyte * stretch.nbytes).from_address(address))
+
+    def write(self, offset, data):
+        with memoryview(self.content) as content, memoryview(data) as given:
+            content[offset : offset + given.nbytes] = given.cast("B")
+
+
 def address_of(array):
     return array.__array_interface__["data"][0]

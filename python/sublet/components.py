@@ -10,7 +10,7 @@ variable map it on their own node, and otherwise copy it, or use it as a remote 
 - Values that share mutable state are in one pickle; arrays that overlap lie in one range of memory.
 - Arrays in a memory component stay there, and are not copied again.
 - Each instance of a component gets the variables. Instances share the elements of arrays, and must not change anything else.
-- A result that is too large for a message is in the memory component that the graph has for it.
+- Arguments and a result that are too large for a message are in the memory components that the graph has for them.
 """
 
 import functools
@@ -22,7 +22,7 @@ from . import _errors
 from ._bundle import Bundle, Pickling, fingerprints, is_remote, load, needed, pickled
 from ._channel import instance, instances
 from ._leaving import Leaving
-from ._regions import RunMemory
+from ._regions import Contents, RunMemory
 
 __all__ = ["component", "result", "unbound"]
 
@@ -36,6 +36,8 @@ RESULT_BYTES = 192 << 10
 MOST_PRINTED = 16 << 10
 LOG_BYTES = 512
 DROPPED = ("stderr", f"\n[sublet: the rest of the output, after {MOST_PRINTED} characters, is dropped]\n")
+# Part of the name of the memory component for the arguments. No variable's name has it.
+ARGUMENTS = ".arguments"
 # Name of the application's caller among the functions that access memory components.
 CALLER = ""
 
@@ -78,7 +80,7 @@ class State:
     """Message of a component to the next ones."""
 
     def __init__(self, call=None, bundles=(), returned=None, access=None, printed=()):
-        #: Pickled arguments, for the first component.
+        #: Arguments for the first component: pickled, or a `Bundle` in the memory component of the arguments.
         self.call = call
         self.bundles = list(bundles)
         #: Result of the application, which ends the run: pickled, or a `Bundle` in the memory component of the result.
@@ -135,7 +137,7 @@ class _Execution:
         if state.call is None:
             args, kwargs = (), {name: value for name, value in loaded.items() if name in self._parameters}
         else:
-            args, kwargs = pickle.loads(state.call)
+            args, kwargs = self._call(state.call)
         is_one_of_many = instances() > 1
         before = fingerprints(loaded) if is_one_of_many else None
         worker = sys.modules.get("sublet_worker")
@@ -181,6 +183,14 @@ class _Execution:
             loaded.update(load(bundle, self._memory, wanted))
         return loaded, others
 
+    def _call(self, call):
+        """Loads the arguments."""
+        if not isinstance(call, Bundle):
+            return pickle.loads(call)
+        self._memory.attach(call.memory, call.local())
+        (loaded,) = load(call, self._memory, call.names).values()
+        return loaded
+
     def _returned(self, value):
         """Returns the result for the caller, in its memory component if it is too large for a message."""
         homes = self._state.access.get(CALLER, ())
@@ -216,6 +226,30 @@ class _Execution:
                 f"each of the {instances()} instances of component {self._name} changes {' and '.join(changed)}: only what they write "
                 "to the elements of arrays is shared"
             )
+
+
+def message_of(call, access, entry):
+    """Returns the message with the arguments for the first component, and the bytes that memory components begin with, by their names.
+
+    Large arguments are in the memory component that the function `entry` accesses for them.
+    """
+    homes = [name for name in access.get(entry, ()) if ARGUMENTS in name]
+    what = Pickling({"the arguments": call})
+    if what.nbytes() <= MOST_BYTES or not homes:
+        message = State(call=pickled(call), access=access).to_bytes()
+        if len(message) <= MOST_BYTES:
+            return message, {}
+        if not homes:
+            text = f"the arguments have {len(message)} bytes, more than {MOST_BYTES}: the graph has no memory component for them"
+            raise _errors.InvalidArgument(text)
+    home, given = homes[0], Contents()
+    leaving = Leaving(given, CALLER, {entry: frozenset([home])}, {**access, CALLER: [home]}, ())
+    (bundle,) = leaving.bundles({home: call})
+    message = State(call=bundle, access=access).to_bytes()
+    if len(message) > MOST_BYTES:
+        text = f"the arguments have {len(message)} bytes outside of their memory component, more than {MOST_BYTES}: they have too many arrays"
+        raise _errors.InvalidArgument(text)
+    return message, {home: given.content}
 
 
 def received(returned, memory):

@@ -76,6 +76,7 @@ def test_it_is_split_into_components_and_memory():
         ("samples", "memory"),
         ("test", "memory"),
         ("weights", "memory"),
+        ("regression.arguments", "memory"),
         ("regression.result", "memory"),
     ]
     related = {(edge["type"], edge["from"], edge["to"]) for edge in graph["edges"]}
@@ -85,6 +86,7 @@ def test_it_is_split_into_components_and_memory():
         *(("access", part, "samples") for part in ("regression_1", "train")),
         *(("access", part, name) for part in ("regression_1", "validate") for name in ("test", "rows")),
         *(("access", part, "weights") for part in ("train", "validate")),
+        ("access", "regression_1", "regression.arguments"),
         ("access", "validate", "regression.result"),
     }
     assert (application.__name__, application.__doc__) == ("regression", "Not a word of this is executed.")
@@ -379,8 +381,6 @@ def test_what_it_raises_says_where():
         application(0)
     with pytest.raises(TypeError, match="missing a required argument: 'n'"):
         application()
-    with pytest.raises(sublet.InvalidArgument, match="the arguments have .* bytes, more than 262144"):
-        application(bytes(300_000))
 
 
 class Retry(ValueError):

@@ -66,6 +66,8 @@ pub(super) struct RunDriver<'run> {
     /// Workers of components that are done, for those that follow.
     idle: HashMap<Environment, Vec<ComponentWorkers>>,
     memories: HashMap<usize, Arc<MemoryComponent>>,
+    /// Bytes that memory components begin with.
+    contents: HashMap<usize, Arc<Vec<u8>>>,
     /// Memory components whose segments are being given back, in the background.
     leaving: Vec<(usize, JoinHandle<MemoryComponentUsage>)>,
     uses: Uses,
@@ -107,6 +109,7 @@ impl<'run> RunDriver<'run> {
             instances: HashMap::new(),
             idle: HashMap::new(),
             memories: HashMap::new(),
+            contents: HashMap::new(),
             leaving: Vec::new(),
             uses,
             nodes: Vec::new(),
@@ -116,6 +119,11 @@ impl<'run> RunDriver<'run> {
             news,
             goes_on: None,
         }
+    }
+
+    /// Makes memory components begin with these bytes.
+    pub(super) fn with_contents(self, contents: HashMap<usize, Arc<Vec<u8>>>) -> RunDriver<'run> {
+        RunDriver { contents, ..self }
     }
 
     /// Makes the driver give the run up when `goes_on` returns false.
@@ -603,7 +611,7 @@ impl<'run> RunDriver<'run> {
                     let made = MemoryComponent::new(
                         &self.application.manager,
                         (edge.to, &of.name),
-                        (memory, plan),
+                        (memory, plan, self.contents.get(&edge.to).cloned()),
                         (&self.account, self.tell.clone()),
                     )?;
                     self.uses.components[edge.to].attempts += 1;

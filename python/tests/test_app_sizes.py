@@ -1,4 +1,6 @@
-"""Results of applications: those that are too large for a message are in a memory component, which is given back."""
+"""Arguments and results of applications: those that are too large for a message are in memory components."""
+
+import threading
 
 import numpy
 import pytest
@@ -132,3 +134,77 @@ def test_only_components_that_return_access_the_result():
 
     assert result_of(plain) == ([], [])
     assert result_of(effects) == (["effects.result_"], ["effects.result", "last"])
+
+
+def given(table, words, *, part=None):
+    table += 1
+    sublet.split()
+    part[0] = 7
+    return table, words, part
+
+
+@pytest.mark.parametrize("count", [100, 30_000, 1_000_000])
+def test_arguments_of_any_size_are_copies(count):
+    table, part, words = numpy.arange(float(count)), numpy.ones(count), {str(number): number for number in range(count // 10)}
+    found = made(given)(table, words, part=part)
+    numpy.testing.assert_equal(found, given(table.copy(), words, part=part.copy()))
+    assert table[1] == part[0] == 1
+
+
+def shared(whole, rest, fixed):
+    rest[0] = 5
+    sublet.split()
+    rest[1] = 6
+    return whole, rest, fixed.flags.writeable
+
+
+@pytest.mark.parametrize("count", [100, 100_000])
+def test_arguments_that_share_memory_share_the_copy(count):
+    whole, fixed = numpy.zeros(count), numpy.zeros(count)
+    fixed.flags.writeable = False
+    found, rest, is_writable = made(shared)(whole, whole[1:], fixed)
+    assert found[:3].tolist() == ([0, 5, 6] if count > 100 else [0, 0, 0])
+    assert rest[:2].tolist() == [5, 6] and not is_writable and not whole.any()
+
+
+def test_a_component_that_begins_again_has_the_arguments_as_they_were():
+    def dies(table):
+        import os
+
+        if table.size == 200_000 and (table == 1).all():
+            table[:] = 0
+            os._exit(1)
+        return "other arguments"
+
+    lost = []
+    application = made(dies).options(retries=2, news=lambda event, component, *more: lost.append(component) if event == "lost" else None)
+    with pytest.raises(sublet.WorkerDied):
+        application(numpy.ones(200_000))
+    assert lost == ["dies_1"] * 3
+
+
+def test_a_graph_without_memory_for_the_arguments_says_how_large_they_are():
+    application = made(given)
+    graph = application.graph
+    graph["components"] = [part for part in graph["components"] if part["name"] != "given.arguments"]
+    graph["edges"] = [edge for edge in graph["edges"] if edge["to"] != "given.arguments"]
+    with pytest.raises(sublet.InvalidArgument, match="the arguments have .* bytes, more than 262144: the graph has no memory component"):
+        application(bytes(300_000), None)
+
+
+def test_arguments_that_cannot_be_pickled_are_named():
+    with pytest.raises(TypeError, match="the arguments cannot be passed to the next component: .*lock"):
+        made(given)(threading.Lock(), None)
+
+
+def test_arguments_with_too_many_arrays_are_refused():
+    with pytest.raises(sublet.InvalidArgument, match="the arguments have .* bytes outside of their memory component"):
+        made(given)([numpy.zeros(10) for _ in range(20_000)], None)
+
+
+def test_numbers_need_no_memory_for_arguments():
+    def plain(n: int, *, x: float = 1) -> float:
+        sublet.split()
+        return n * x
+
+    assert [part["name"] for part in Compiled(plain).graph("package")["components"]] == ["plain_1", "plain_2"]
