@@ -31,6 +31,10 @@ class Bundle(NamedTuple):
     #: Other memory: index, offset, size in bytes.
     buffers: tuple
 
+    def stretches(self):
+        """All bytes of memory components that the bundle refers to."""
+        return [*self.memory, *([self.body] if isinstance(self.body, Stretch) else [])]
+
     def local(self):
         """The memory that is more than that of arrays."""
         return [self.memory[number] for number, *_ in self.buffers if number is not None]

@@ -15,10 +15,13 @@ import ast
 import copy
 import inspect
 import re
+import sys
 import textwrap
+import types
 
 from . import _errors, _package
 from ._flow import Flow, Refused
+from ._regions import REMOTE
 from ._sizes import bytes_of
 from ._split import split
 from .components import ARGUMENTS
@@ -156,6 +159,26 @@ class Compiled:
                 raise Refused(expression, f"a split has no option {name}, or has it twice" if name else "the options of a split have to be named")
             found[name] = self._known_now(expression, name)
         return found
+
+    def _names_place(self, part):
+        """Whether a part names a place of remote arrays, or a function that one decorates."""
+        for statement in part.statements:
+            for node in ast.walk(statement):
+                if isinstance(node, (ast.Name, ast.Attribute)) and _is_place(self._value(node)):
+                    return True
+        return False
+
+    def _value(self, node):
+        """The value of a global, or of a module's attribute, as it is now; None without one."""
+        try:
+            if isinstance(node, ast.Name):
+                return None if node.id in self.variables else self.source.value(node.id)
+            if isinstance(node.value, ast.Name) and node.value.id not in self.variables:
+                module = self.source.value(node.value.id)
+                return getattr(module, node.attr, None) if isinstance(module, types.ModuleType) else None
+        except (KeyError, ImportError):
+            pass
+        return None
 
     def _known_now(self, expression, name):
         names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
@@ -312,6 +335,12 @@ class Compiled:
             for number, part in enumerate(self.parts):
                 if name in part.leaves or (number > 0 and name in part.gets):
                     edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+        placed = next((number for number, part in enumerate(self.parts) if self._names_place(part)), len(self.parts))
+        if placed < len(self.parts):
+            name = self._memory_name(REMOTE)
+            components.append({"name": name, "type": "memory"})
+            # Later parts may get the arrays.
+            edges += [{"type": "access", "from": part.component, "to": name, "rights": "write"} for part in self.parts[placed:]]
         if self.arguments is not None:
             components.append({"name": self.arguments, "type": "memory"})
             edges.append({"type": "access", "from": self.parts[0].component, "to": self.arguments, "rights": "write"})
@@ -416,6 +445,14 @@ def _arguments(arguments):
 
 def _parameters(arguments):
     return [argument.arg for argument in _arguments(arguments)]
+
+
+def _is_place(value):
+    """Whether a value is a place of remote arrays, or a function that one decorates."""
+    module = sys.modules.get("sublet._remote.place")
+    if isinstance(value, types.FunctionType):
+        value = vars(value).get("sublet_place")
+    return module is not None and isinstance(value, module.Remote)
 
 
 def _is_plain(annotation):

@@ -3,6 +3,9 @@
 It is sent with the caller's modules, which may also use `@sublet.app` and `sublet.split()`.
 """
 
+import importlib
+import importlib.util
+
 from . import xpu
 from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
@@ -17,6 +20,8 @@ def app(function=None, **options):
 
 
 def __getattr__(name):
+    if name in ("remote", "Remote", "RemoteArray") and importlib.util.find_spec(f"{__name__}._remote") is not None:
+        return getattr(importlib.import_module(f"{__name__}._remote"), name)
     raise AttributeError(
         f"module {__name__!r} has no attribute {name!r} on a worker, which only has {', '.join(__all__)}: "
         "lease from the program that calls the function",

@@ -6,9 +6,11 @@ each of these forms:
 - A region on the worker's own node is mapped.
 - A region on another node is copied if it has at most `REMOTE_BYTES`, or if more than arrays is in it. What the function changed in
   the copy is written back behind it.
-- A larger region stays where it is: its arrays are remote arrays over the channel.
+- A larger region stays where it is: its arrays are remote arrays over the channel. So are those in the memory component of
+  `sublet.remote`, on any node.
 """
 
+import contextlib
 import ctypes
 from typing import NamedTuple
 
@@ -17,6 +19,8 @@ from ._channel import channel, instances
 
 # Maximum size in bytes of what is copied from another node, although it could be a remote array.
 REMOTE_BYTES = 1 << 20
+# Part of the name of the memory component in which an application's own remote arrays are. No variable's name has it.
+REMOTE = ".remote"
 # Alignment of arrays.
 ALIGNMENT = 64
 # Bytes that are copied, or compared, at a time.
@@ -52,18 +56,20 @@ class Region:
             is_local: They cannot be on another node.
         """
         self.stretch = stretch
-        #: The bytes, as an array; None if they stay on another node.
+        #: The bytes, as an array; None if they stay where they are, for remote arrays.
         self.bytes = None
         self._channel = opened
         # A copy's bytes as they were.
         self._before = None
+        if REMOTE in stretch.component:
+            return
         if not is_copied:
             self.bytes = mapped(opened, stretch)
         if self.bytes is None and (is_copied or is_local or stretch.nbytes <= REMOTE_BYTES):
             self._copy(is_written_back=not is_copied)
 
     def part(self, stretch):
-        """Returns the bytes of a stretch within the region; None if they stay on another node."""
+        """Returns the bytes of a stretch within the region; None if they stay where they are."""
         begin = stretch.offset - self.stretch.offset
         return None if self.bytes is None else self.bytes[begin : begin + stretch.nbytes]
 
@@ -162,20 +168,32 @@ class RunMemory:
             self._regions.append(Region(stretch, self.channel(stretch.component), self._is_copied, is_local))
 
     def bytes_of(self, stretch):
-        """Returns the bytes of an attached stretch; None if they stay on another node."""
+        """Returns the bytes of an attached stretch; None if they stay where they are."""
         return self._region(stretch).part(stretch)
 
     def remote(self, stretch, description):
-        """Returns an array in an attached stretch that stays on another node; see `ChannelPlace.at`."""
+        """Returns an array in an attached stretch that stays where it is; see `ChannelPlace.at`."""
+        whole = self._region(stretch).stretch
+        begin, *rest = description
+        return self.place(stretch.component).at(whole.offset, whole.nbytes, (begin + stretch.offset - whole.offset, *rest))
+
+    def place(self, name):
+        """Returns the place of remote arrays in a memory component."""
         # Imported here, so that only components with such arrays pay for it.
         from ._remote.channels import ChannelPlace
 
-        name = stretch.component
         if name not in self._places:
             self._places[name] = ChannelPlace(self.channel(name))
-        whole = self._region(stretch).stretch
-        begin, *rest = description
-        return self._places[name].at(whole.offset, whole.nbytes, (begin + stretch.offset - whole.offset, *rest))
+        return self._places[name]
+
+    def trim(self, needed):
+        """Shortens components that have grown for results of remote arrays to what the stretches `needed` have of them."""
+        for name, place in self._places.items():
+            if place.has_grown:
+                end = max((stretch.offset + stretch.nbytes for stretch in needed if stretch.component == name), default=0)
+                # It is refused while an array lies there, or while another component accesses it.
+                with contextlib.suppress(_errors.InvalidArgument):
+                    self.channel(name).resize(end)
 
     def find(self, low, high):
         """Returns the location of these addresses, if they are in a component or in the copy of a part of one."""

@@ -22,7 +22,7 @@ from . import _errors
 from ._bundle import Bundle, Pickling, fingerprints, is_remote, load, needed, pickled
 from ._channel import instance, instances
 from ._leaving import Leaving
-from ._regions import Contents, RunMemory
+from ._regions import REMOTE, Contents, RunMemory
 
 __all__ = ["component", "result", "unbound"]
 
@@ -43,6 +43,8 @@ CALLER = ""
 
 # Parameters of the components of each module, in the order of their definition.
 _components = {}
+# The execution of a component's function, during it.
+_running = None
 
 
 class _Unbound:
@@ -145,7 +147,7 @@ class _Execution:
         if worker is not None:
             # For the report of a failure.
             worker.printed.earlier = printed
-        left = self._function(*args, **kwargs)
+        left = self._called(args, kwargs)
         if worker is not None:
             worker.printed.earlier = printed = _bounded([*printed, *worker.printed.take()])
         if isinstance(left, result):
@@ -163,6 +165,7 @@ class _Execution:
             kept = {name: value for name, value in loaded.items() if name not in self._parameters}
             leaving = Leaving(self._memory, self._name, self._later, state.access, others)
             bundles = [*others, *leaving.bundles({**kept, **left})]
+            self._memory.trim([stretch for bundle in bundles for stretch in bundle.stretches()])
         return self._message(State(bundles=bundles, access=state.access, printed=printed), "passes on")
 
     def _load(self):
@@ -182,6 +185,22 @@ class _Execution:
         for bundle, wanted in found:
             loaded.update(load(bundle, self._memory, wanted))
         return loaded, others
+
+    def _called(self, args, kwargs):
+        global _running
+        _running = self
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            _running = None
+
+    def place(self):
+        """Returns the place for the function's own remote arrays."""
+        homes = [name for name in self._state.access.get(self._name, ()) if REMOTE in name]
+        if not homes:
+            text = f"component {self._name} makes remote arrays, and no memory component is for them: name the place, or the function "
+            raise _errors.InvalidArgument(text + "that it decorates, in the application's own source")
+        return self._memory.place(homes[0])
 
     def _call(self, call):
         """Loads the arguments."""
@@ -226,6 +245,11 @@ class _Execution:
                 f"each of the {instances()} instances of component {self._name} changes {' and '.join(changed)}: only what they write "
                 "to the elements of arrays is shared"
             )
+
+
+def place_of_run():
+    """Returns the place for remote arrays of the component whose function is executed; None outside of it."""
+    return None if _running is None else _running.place()
 
 
 def message_of(call, access, entry):

@@ -46,6 +46,15 @@ def apart(tmp_path_factory):
         yield sublet.Client(address)
 
 
+@contextlib.contextmanager
+def default(client):
+    before = sublet.set_default(client)
+    try:
+        yield
+    finally:
+        sublet.set_default(before)
+
+
 def spread(client, function):
     """An application whose components are on the node of their pool, and reach each other by a network."""
     made = sublet.app(function).options(client=client, patience=60, fabric="tcp")
@@ -124,11 +133,21 @@ def forms(n):
     return masked.sum(), bytes(text), fixed, wide, words, words["more"] is words["7"], empty
 
 
+def remote(n):
+    big = sublet.remote.zeros(n)
+    big[:] = numpy.arange(n)
+    sublet.split()
+    twice = big * 2
+    sublet.split()
+    return numpy.asarray(big + twice), float(twice.sum())
+
+
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-@pytest.mark.parametrize("function", [views, results, instances, interleaved, forms])
+@pytest.mark.parametrize("function", [views, results, instances, interleaved, forms, remote])
 def test_applications_on_two_nodes_come_to_the_same_as_their_function(apart, function, count):
-    application = spread(apart, function)
-    numpy.testing.assert_equal(application(count), application.local(count))
+    with default(apart):
+        expected = function(count)
+    numpy.testing.assert_equal(spread(apart, function)(count), expected)
 
 
 def kinds(n):

@@ -41,6 +41,11 @@ class ChannelPlace(Remote):
         shadow = numpy.ndarray(shape, dtype, stretch.shadow(), begin, strides)
         return RemoteArray(self, stretch, shadow, is_readonly=self._channel.readonly or not is_writable)
 
+    @property
+    def has_grown(self):
+        """Whether results are in the component."""
+        return self._arena is not None
+
     def _take(self, nbytes):
         if self._channel.readonly or instances() > 1:
             nbytes = max(nbytes, 1)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import sys
 import threading
 
 import numpy
@@ -26,6 +27,8 @@ class Remote:
     leases nothing before its first array. Later arrays use the memory that earlier ones give back; the lease shrinks
     when more is free at the component's end than is used. The end of a `with` block releases all memory, even if arrays
     exist; the next array starts a new lease.
+
+    In an application that `app` compiles, arrays are in a memory component of its graph, which ends with the run.
 
     A place is three things: a namespace of functions that make arrays; for a function, a decorator; for an ndarray, a function that
     copies it there.
@@ -100,6 +103,8 @@ class Remote:
         def with_remote_arrays(*args, **kwargs):
             return self._exchanged(function(*self._exchanged(args), **self._exchanged(kwargs)))
 
+        # Applications that name the function have memory for its arrays.
+        with_remote_arrays.sublet_place = self
         return with_remote_arrays
 
     def _exchanged(self, what):
@@ -209,6 +214,10 @@ class Remote:
             self._arena.release()
             self._arena = None
 
+    def __reduce__(self):
+        """Another place with the same options, without the arrays of this one."""
+        return functools.partial(Remote, **self._options), ()
+
     def __enter__(self):
         return self
 
@@ -260,6 +269,9 @@ class Remote:
         return made
 
     def _take(self, nbytes):
+        place = _place_of_run() if self._options["client"] is None else None
+        if place is not None:
+            return place._take(nbytes)
         from .._client import default_client
 
         client = self._options["client"] or default_client()
@@ -285,3 +297,9 @@ class Remote:
         more = {name: self._options[name] for name in ("timeout", "wait", "near", "fabric")}
         # The working set takes the place of a cache, so the component has none.
         return Arena(client.memory(*sizes, cache=0, **more), *sizes)
+
+
+def _place_of_run():
+    """Returns the place in memory components of the application that this worker executes; None elsewhere."""
+    components = sys.modules.get("sublet.components")
+    return None if components is None else components.place_of_run()
