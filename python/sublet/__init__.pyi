@@ -4,6 +4,7 @@ import concurrent.futures
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypedDict, TypeVar, overload
@@ -75,6 +76,7 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "parallel",
     "pus",
     "receive",
     "remote",
@@ -377,6 +379,7 @@ def split(
     external_effects: bool = False,
     swap: int | str | None = None,
 ) -> None: ...
+def parallel() -> AbstractContextManager[None]: ...
 def pus() -> list[ProcessingUnit]: ...
 def default_client() -> Client: ...
 def set_default(client: Client | None) -> Client | None: ...

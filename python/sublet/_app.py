@@ -93,7 +93,7 @@ class App:
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
         entry = next((part["function"] for part in self.graph["components"] if part.get("entry")), None)
-        message, contents = message_of((args, kwargs), self._access(), entry)
+        message, contents = message_of((args, kwargs), self._access(), entry, self._branches())
         outcome = self.deploy().run(message, self._news, contents)
         origin = self._origin()
         state = State.of(outcome.output, origin.load)
@@ -130,6 +130,15 @@ class App:
         if results:
             access[CALLER] = results
         return access
+
+    def _branches(self):
+        """The functions of components that trigger another one together, with their numbers in the order of the edges."""
+        functions = {part["name"]: part["function"] for part in self.graph["components"] if part.get("type") == "compute"}
+        before = {}
+        for edge in self.graph.get("edges", ()):
+            if edge.get("type") == "trigger" and edge.get("from") in functions:
+                before.setdefault(edge["to"], []).append(functions[edge["from"]])
+        return {function: number for together in before.values() if len(together) > 1 for number, function in enumerate(together)}
 
     def deploy(self):
         """Deploys the current graph, if the managers do not have it; returns its `Application`."""

@@ -30,6 +30,17 @@ class Bundle(NamedTuple):
     arrays: tuple
     #: Other memory: index, offset, size in bytes.
     buffers: tuple
+    #: Names of variables that have another value by now, in another bundle.
+    gone: frozenset = frozenset()
+
+    def wanted(self, parameters):
+        """The variables among these parameters whose values are here."""
+        return [name for name in self.names if name in parameters and name not in self.gone]
+
+    def without(self, names):
+        """The bundle without these variables; None if no other one is in it."""
+        gone = self.gone.union(name for name in names if name in self.names)
+        return self._replace(gone=gone) if len(gone) < len(self.names) else None
 
     def stretches(self):
         """All bytes of memory components that the bundle refers to."""
@@ -64,7 +75,8 @@ def load(bundle, memory, wanted):
     body = bundle.body
     if isinstance(body, Stretch):
         body = memory.channel(body.component).read(body.offset, body.nbytes)
-    return _Unpickler(body, arrays, buffers).load()
+    found = _Unpickler(body, arrays, buffers).load()
+    return {name: value for name, value in found.items() if name not in bundle.gone}
 
 
 def needed(bundle, memory, wanted):
@@ -150,6 +162,11 @@ class Pickling(cloudpickle.Pickler):
         if not isinstance(value, type):
             self.seen[id(value)] = value
         return None
+
+    def shares(self, other):
+        """Whether a value that may change, other than an array, is in both."""
+        arrays = {id(array) for array in self.arrays}
+        return bool(self.seen.keys() & other.seen.keys() - arrays)
 
     def nbytes(self):
         """Number of bytes of the values, roughly: arrays that share memory count each."""

@@ -1,6 +1,6 @@
 """The package `sublet` for functions on a node whose Python lacks it: the interface of graph components, and `sublet.xpu`.
 
-It is sent with the caller's modules, which may also use `@sublet.app` and `sublet.split()`.
+It is sent with the caller's modules, which may also use `@sublet.app`, `sublet.split()` and `sublet.parallel()`.
 """
 
 import importlib
@@ -9,9 +9,9 @@ import importlib.util
 from . import xpu
 from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
-from ._split import split
+from ._split import parallel, split
 
-__all__ = ["Channel", "app", "call", "channel", "instance", "instances", "receive", "send", "split", "xpu"]
+__all__ = ["Channel", "app", "call", "channel", "instance", "instances", "parallel", "receive", "send", "split", "xpu"]
 
 
 def app(function=None, **options):

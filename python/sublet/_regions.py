@@ -15,7 +15,7 @@ import ctypes
 from typing import NamedTuple
 
 from . import _errors
-from ._channel import channel, instances
+from ._channel import channel
 
 # Maximum size in bytes of what is copied from another node, although it could be a remote array.
 REMOTE_BYTES = 1 << 20
@@ -73,13 +73,13 @@ class Region:
         begin = stretch.offset - self.stretch.offset
         return None if self.bytes is None else self.bytes[begin : begin + stretch.nbytes]
 
-    def write_back(self):
-        """Writes what was changed in a copy to the component."""
+    def write_back(self, is_shared):
+        """Writes what was changed in a copy to the component; see `changed`."""
         if self._before is None:
             return
         for begin in range(0, self.stretch.nbytes, CHUNK_BYTES):
             before, after = self._before[begin : begin + CHUNK_BYTES], self.bytes[begin : begin + CHUNK_BYTES]
-            for first, last in changed(before, after, is_shared=instances() > 1):
+            for first, last in changed(before, after, is_shared):
                 self._channel.write_async(self.stretch.offset + begin + first, after[first:last])
             before[...] = after
 
@@ -109,8 +109,8 @@ def mapped(opened, stretch):
 def changed(before, after, is_shared):
     """Returns the ranges of bytes that differ, as pairs of their begin and end.
 
-    Bytes that are the same are in none if other instances may change them at the same time, which `is_shared` says; otherwise
-    there is at most one range.
+    Bytes that are the same are in none if other components or instances may change them at the same time, which `is_shared` says;
+    otherwise there is at most one range.
     """
     import numpy
 
@@ -140,10 +140,16 @@ def merged(stretches):
 class RunMemory:
     """The memory components that a component of an application accesses, by channels, or its caller, by the run's result."""
 
-    def __init__(self, opened=channel, is_copied=False):
-        """Opens components by the function `opened`, of their names; `is_copied` is that of each `Region`."""
+    def __init__(self, opened=channel, is_copied=False, is_shared=False):
+        """Opens components by the function `opened`, of their names.
+
+        Args:
+            is_copied: That of each `Region`.
+            is_shared: Other components or instances access the memory at the same time.
+        """
         self._opened = opened
         self._is_copied = is_copied
+        self._is_shared = is_shared
         self._channels = {}
         self._regions = []
         self._places = {}
@@ -183,7 +189,7 @@ class RunMemory:
         from ._remote.channels import ChannelPlace
 
         if name not in self._places:
-            self._places[name] = ChannelPlace(self.channel(name))
+            self._places[name] = ChannelPlace(self.channel(name), self._is_shared)
         return self._places[name]
 
     def trim(self, needed):
@@ -234,7 +240,7 @@ class RunMemory:
     def write_back(self):
         """Writes what was changed in copies to their components."""
         for region in self._regions:
-            region.write_back()
+            region.write_back(self._is_shared)
 
     def _region(self, stretch):
         return next(region for region in self._regions if region.stretch.has(stretch))

@@ -81,7 +81,7 @@ def component(function):
 class State:
     """Message of a component to the next ones."""
 
-    def __init__(self, call=None, bundles=(), returned=None, access=None, printed=()):
+    def __init__(self, call=None, bundles=(), returned=None, access=None, printed=(), branches=None, changed=()):
         #: Arguments for the first component: pickled, or a `Bundle` in the memory component of the arguments.
         self.call = call
         self.bundles = list(bundles)
@@ -90,19 +90,32 @@ class State:
         #: Memory components that each function accesses. The caller accesses that of the result.
         self.access = access or {}
         self.printed = list(printed)
+        #: Functions of components that are executed at the same time as others, each with its number among them.
+        self.branches = branches or {}
+        #: Variables that such a component has set. The first one has all others in `bundles`.
+        self.changed = list(changed)
 
     def to_bytes(self):
-        return MAGIC + pickle.dumps((self.call, self.bundles, self.returned, self.access, self.printed), 5)
+        fields = self.call, self.bundles, self.returned, self.access, self.printed, self.branches, self.changed
+        return MAGIC + pickle.dumps(fields, 5)
+
+    def join(self, others):
+        """Adds what the components, or instances, have changed that were executed at the same time as this first one."""
+        changed = [bundle for state in (self, *others) for bundle in state.changed]
+        names = {name for bundle in changed for name in bundle.names}
+        left = [bundle.without(names) for bundle in self.bundles]
+        self.bundles, self.changed = [*(bundle for bundle in left if bundle is not None), *changed], []
+        self.printed = _bounded(entry for state in (self, *others) for entry in state.printed)
 
     @staticmethod
     def of(data, loads=pickle.loads):
-        """Decodes a message. With several instances, the first one has the complete state."""
+        """Decodes a message, or those of several components and instances, of which the first one has what they did not change."""
         if not data:
             raise _errors.InvalidArgument("components of an application need the message of another component, and got an empty one")
         if not data.startswith(MAGIC):
-            outputs = [State.of(output, loads) for output in _outputs(data)]
-            outputs[0].printed = _bounded(entry for output in outputs for entry in output.printed)
-            return outputs[0]
+            first, *others = [State.of(output, loads) for output in _outputs(data)]
+            first.join(others)
+            return first
         return State(*loads(memoryview(data)[len(MAGIC) :]))
 
 
@@ -129,21 +142,24 @@ class _Execution:
         names = list(known)
         self._later = {name: known[name] for name in names[names.index(self._name) + 1 :]}
         self._state = state
-        self._memory = RunMemory()
+        self._memory = RunMemory(is_shared=instances() > 1 or self._name in state.branches)
 
     def run(self):
         state = self._state
+        # Of several that are executed at the same time, one hands on what none of them changes.
+        branch = state.branches.get(self._name)
+        is_first = instance() == 0 and not branch
         if state.returned is not None:
-            return (state if instance() == 0 else State()).to_bytes()
+            return (state if is_first else State()).to_bytes()
         loaded, others = self._load()
         if state.call is None:
             args, kwargs = (), {name: value for name, value in loaded.items() if name in self._parameters}
         else:
             args, kwargs = self._call(state.call)
         is_one_of_many = instances() > 1
-        before = fingerprints(loaded) if is_one_of_many else None
+        before = fingerprints(loaded) if is_one_of_many or branch is not None else None
         worker = sys.modules.get("sublet_worker")
-        printed = state.printed if instance() == 0 else []
+        printed = state.printed if is_first else []
         if worker is not None:
             # For the report of a failure.
             worker.printed.earlier = printed
@@ -151,28 +167,22 @@ class _Execution:
         if worker is not None:
             worker.printed.earlier = printed = _bounded([*printed, *worker.printed.take()])
         if isinstance(left, result):
-            self._check_alone(is_one_of_many)
+            self._check_alone(is_one_of_many or branch is not None)
             return self._message(State(returned=self._returned(left.value), printed=printed), "returns a value of")
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
         # What is passed on refers to the memory components.
         self._memory.write_back()
-        if is_one_of_many:
-            self._check_same(left, loaded, before)
-            bundles = state.bundles if instance() == 0 else ()
-        else:
-            kept = {name: value for name, value in loaded.items() if name not in self._parameters}
-            leaving = Leaving(self._memory, self._name, self._later, state.access, others)
-            bundles = [*others, *leaving.bundles({**kept, **left})]
-            self._memory.trim([stretch for bundle in bundles for stretch in bundle.stretches()])
-        return self._message(State(bundles=bundles, access=state.access, printed=printed), "passes on")
+        bundles, changed = self._left(left, loaded, others, before)
+        kept = {"access": state.access, "branches": state.branches} if is_first else {}
+        return self._message(State(bundles=bundles if is_first else (), changed=changed, printed=printed, **kept), "passes on")
 
     def _load(self):
         """Loads the variables of this component and those in the same pickles; returns also the bundles of the others."""
         found, others, stretches, local = [], [], [], []
         for bundle in self._state.bundles:
-            wanted = [name for name in bundle.names if name in self._parameters]
+            wanted = bundle.wanted(self._parameters)
             if wanted:
                 found.append((bundle, wanted))
                 stretches += [stretch for stretch in needed(bundle, self._memory, wanted) if stretch is not None]
@@ -185,6 +195,38 @@ class _Execution:
         for bundle, wanted in found:
             loaded.update(load(bundle, self._memory, wanted))
         return loaded, others
+
+    def _left(self, left, loaded, others, before):
+        """Returns the bundles of all variables, and those of variables that one of several components has set."""
+        state = self._state
+        if instances() > 1:
+            self._check_same(left, loaded, before)
+            return state.bundles, ()
+        if before is not None:
+            return state.bundles, self._branch(left, loaded, before)
+        kept = {name: value for name, value in loaded.items() if name not in self._parameters}
+        leaving = Leaving(self._memory, self._name, self._later, state.access, others)
+        bundles = [*others, *leaving.bundles({**kept, **left})]
+        self._memory.trim([stretch for bundle in bundles for stretch in bundle.stretches()])
+        return bundles, ()
+
+    def _branch(self, left, loaded, before):
+        """Returns the bundles of the variables that this component has set, while others are executed."""
+        same = {name: value for name, value in loaded.items() if left.get(name, value) is value}
+        after = fingerprints(same)
+        changed = [name for name in same if before[name] != after[name]]
+        if changed:
+            raise _errors.InvalidArgument(
+                f"component {self._name} changes {' and '.join(changed)}, while others are executed that may read it: only what it writes to the "
+                "elements of arrays is shared"
+            )
+        new = {name: value for name, value in left.items() if name not in same}
+        shared = sorted(name for name in new if Pickling({name: new[name]}).shares(Pickling(same)))
+        if shared:
+            raise _errors.InvalidArgument(f"{' and '.join(shared)}, which component {self._name} sets, shares values with other variables: copy them")
+        wanted = frozenset().union(*self._later.values())
+        others = [bundle for bundle in self._state.bundles if bundle.wanted(wanted)]
+        return Leaving(self._memory, self._name, self._later, self._state.access, others).bundles(new)
 
     def _called(self, args, kwargs):
         global _running
@@ -233,7 +275,8 @@ class _Execution:
 
     def _check_alone(self, is_one_of_many):
         if is_one_of_many:
-            raise _errors.InvalidArgument(f"each of the {instances()} instances of component {self._name} returns: add a split after it")
+            each = f"each of the {instances()} instances of component" if instances() > 1 else "component"
+            raise _errors.InvalidArgument(f"{each} {self._name} returns, while others are executed: add a split after it")
 
     def _check_same(self, left, loaded, before):
         """Checks that several instances have only changed the elements of arrays."""
@@ -252,7 +295,7 @@ def place_of_run():
     return None if _running is None else _running.place()
 
 
-def message_of(call, access, entry):
+def message_of(call, access, entry, branches=None):
     """Returns the message with the arguments for the first component, and the bytes that memory components begin with, by their names.
 
     Large arguments are in the memory component that the function `entry` accesses for them.
@@ -260,7 +303,7 @@ def message_of(call, access, entry):
     homes = [name for name in access.get(entry, ()) if ARGUMENTS in name]
     what = Pickling({"the arguments": call})
     if what.nbytes() <= MOST_BYTES or not homes:
-        message = State(call=pickled(call), access=access).to_bytes()
+        message = State(call=pickled(call), access=access, branches=branches).to_bytes()
         if len(message) <= MOST_BYTES:
             return message, {}
         if not homes:
@@ -269,7 +312,7 @@ def message_of(call, access, entry):
     home, given = homes[0], Contents()
     leaving = Leaving(given, CALLER, {entry: frozenset([home])}, {**access, CALLER: [home]}, ())
     (bundle,) = leaving.bundles({home: call})
-    message = State(call=bundle, access=access).to_bytes()
+    message = State(call=bundle, access=access, branches=branches).to_bytes()
     if len(message) > MOST_BYTES:
         text = f"the arguments have {len(message)} bytes outside of their memory component, more than {MOST_BYTES}: they have too many arrays"
         raise _errors.InvalidArgument(text)

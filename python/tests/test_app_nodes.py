@@ -150,6 +150,22 @@ def test_applications_on_two_nodes_come_to_the_same_as_their_function(apart, fun
     numpy.testing.assert_equal(spread(apart, function)(count), expected)
 
 
+def framed(n):
+    import pandas
+
+    frame = pandas.DataFrame({"a": numpy.arange(n), "b": [str(number) for number in range(n)]})
+    sublet.split()
+    frame.loc[1, "a"] = 9
+    sublet.split()
+    return frame.to_dict("list")
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_columns_of_another_node_are_copied(apart, count):
+    pytest.importorskip("pandas")
+    assert spread(apart, framed)(count) == framed(count)
+
+
 def kinds(n):
     table, mutable = numpy.arange(float(n)), bytearray(8 * n)
     sublet.split()
@@ -225,19 +241,18 @@ class Bytes:
         self.written.append((offset, bytes(data)))
 
 
-def attached(monkeypatch, channel, stretches, local=(), instances=1):
-    monkeypatch.setattr(_regions, "instances", lambda: instances)
-    memory = _regions.RunMemory(lambda name: channel)
+def attached(channel, stretches, local=(), is_shared=False):
+    memory = _regions.RunMemory(lambda name: channel, is_shared=is_shared)
     memory.attach([_regions.Stretch("table", *stretch) for stretch in stretches], [_regions.Stretch("table", *one) for one in local])
     return memory
 
 
 @pytest.mark.parametrize(
-    ("instances", "written"), [(1, [(10, bytes([1, 0, 0, 1]))]), (2, [(10, bytes([1])), (13, bytes([1]))])]
+    ("is_shared", "written"), [(False, [(10, bytes([1, 0, 0, 1]))]), (True, [(10, bytes([1])), (13, bytes([1]))])]
 )
-def test_bytes_that_an_instance_did_not_change_are_others(monkeypatch, instances, written):
+def test_bytes_that_an_instance_did_not_change_are_others(is_shared, written):
     channel = Bytes(bytes(100))
-    memory = attached(monkeypatch, channel, [(8, 50)], instances=instances)
+    memory = attached(channel, [(8, 50)], is_shared=is_shared)
     part = memory.bytes_of(_regions.Stretch("table", 8, 50))
     part[2] = part[5] = 1
     memory.write_back()
@@ -246,8 +261,8 @@ def test_bytes_that_an_instance_did_not_change_are_others(monkeypatch, instances
     assert channel.written == written
 
 
-def test_overlapping_stretches_are_one_copy(monkeypatch):
-    memory = attached(monkeypatch, Bytes(bytes(100)), [(0, 40), (30, 20), (60, 10)])
+def test_overlapping_stretches_are_one_copy():
+    memory = attached(Bytes(bytes(100)), [(0, 40), (30, 20), (60, 10)])
     whole, end = memory.bytes_of(_regions.Stretch("table", 0, 40)), memory.bytes_of(_regions.Stretch("table", 30, 20))
     whole[35] = 7
     assert end[5] == 7
@@ -256,31 +271,31 @@ def test_overlapping_stretches_are_one_copy(monkeypatch):
     assert memory.find(low + 15, low + 25) is None
 
 
-def test_large_regions_stay_unless_more_than_arrays_is_in_them(monkeypatch):
+def test_large_regions_stay_unless_more_than_arrays_is_in_them():
     nbytes = _regions.REMOTE_BYTES + 1
     stretches = [(0, nbytes), (nbytes, nbytes)]
-    memory = attached(monkeypatch, Bytes(bytes(2 * nbytes)), stretches, local=[(nbytes, 10)])
+    memory = attached(Bytes(bytes(2 * nbytes)), stretches, local=[(nbytes, 10)])
     assert memory.bytes_of(_regions.Stretch("table", 0, 10)) is None
     assert memory.bytes_of(_regions.Stretch("table", nbytes, 10)).tolist() == [0] * 10
 
 
-def test_copies_of_what_is_only_read_are_read_only(monkeypatch):
+def test_copies_of_what_is_only_read_are_read_only():
     channel = Bytes(bytes(100))
     channel.readonly = True
-    memory = attached(monkeypatch, channel, [(0, 40)])
+    memory = attached(channel, [(0, 40)])
     assert not memory.bytes_of(_regions.Stretch("table", 0, 40)).flags.writeable
     memory.write_back()
     assert channel.written == []
 
 
-def test_a_failed_access_is_not_taken_for_memory_of_another_node(monkeypatch):
+def test_a_failed_access_is_not_taken_for_memory_of_another_node():
     def refused(*what):
         raise sublet._errors.of("lease_ended", 33, "memory component table is over")
 
     channel = Bytes(bytes(100))
     channel.array = refused
     with pytest.raises(sublet.LeaseEnded, match="table is over"):
-        attached(monkeypatch, channel, [(0, 40)])
+        attached(channel, [(0, 40)])
 
 
 def test_the_message_of_another_version_is_refused():

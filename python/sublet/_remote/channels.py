@@ -1,13 +1,13 @@
 """Places of workers that execute a graph: their arrays are in its memory components.
 
 Results of operations are behind the bytes that the component has already. Where these cannot be added, since the component is
-only read or since other instances add to it, results are in the worker's own memory.
+only read or since others add to it at the same time, results are in the worker's own memory.
 """
 
 import numpy
 
 from .. import _errors
-from .._channel import Channel, instances
+from .._channel import Channel
 from . import stream
 from .arena import ALIGNMENT_BYTES, SPACE_BYTES, Arena, Component, Stretch, component_of
 from .array import RemoteArray
@@ -21,11 +21,15 @@ STEP_BYTES = 16 << 20
 
 
 class ChannelPlace(Remote):
-    """The place of the arrays in one memory component, for a `sublet.Channel` to it."""
+    """The place of the arrays in one memory component, for a `sublet.Channel` to it.
 
-    def __init__(self, channel):
+    Results are not in the component if it is read-only, or if others may add to it at the same time, which `is_shared` says.
+    """
+
+    def __init__(self, channel, is_shared):
         super().__init__(working_set=_working_bytes())
         self._channel = channel
+        self._is_shared = is_shared
         self._component = component_of(channel)
 
     def at(self, offset, nbytes, description):
@@ -47,7 +51,7 @@ class ChannelPlace(Remote):
         return self._arena is not None
 
     def _take(self, nbytes):
-        if self._channel.readonly or instances() > 1:
+        if self._channel.readonly or self._is_shared:
             nbytes = max(nbytes, 1)
             return Stretch(Component(_OwnBytes(nbytes), nbytes), 0, nbytes)
         with self._lock:
