@@ -6,6 +6,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet::{ComponentUse, Error, LogLine, News, Outcome, RunHandle, RunOptions};
+use sublet_proto::to_usize;
+use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::component::PyMemory;
 use crate::error::{invalid, raised};
@@ -67,16 +69,24 @@ impl PyApplication {
     }
 
     /// Runs it; calls `news`, if there is any, with what happens: an event, a component, and a number or an exception. The event
-    /// `failed` has the failure report, too.
-    #[pyo3(signature = (input, news=None))]
+    /// `failed` has the failure report, too. Memory components begin with the bytes that `contents` has for their names.
+    #[pyo3(signature = (input, news=None, contents=Vec::new()))]
     fn run<'py>(
         &self,
         py: Python<'py>,
         input: &[u8],
         news: Option<&Bound<'py, PyAny>>,
+        contents: Vec<(String, Bound<'py, PyAny>)>,
     ) -> PyResult<Ran<'py>> {
+        let contents = contents.into_iter().map(|(component, content)| {
+            let view = BufferView::of(&content, BufferUse::Reading)?;
+            let mut bytes = vec![0; to_usize(view.len_bytes())];
+            view.copy_to(0, &mut bytes);
+            Ok::<_, PyErr>((component, bytes))
+        });
+        let contents = contents.collect::<PyResult<Vec<_>>>()?;
         let watch = RunWatch::new(news);
-        ran(py, watch, |news, goes_on| self.0.run_while(input, news, goes_on))
+        ran(py, watch, |news, goes_on| self.0.run_filled(input, contents, news, goes_on))
     }
 
     /// Continues a run whose client has ended.

@@ -56,7 +56,7 @@ from ._lease import Lease
 from ._local import local
 from ._memory import array, empty, empty_like, full, ones, zeros
 from ._pus import Price, ProcessingUnit
-from ._split import split
+from ._split import parallel, split
 from ._warning import ColdImportWarning
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "parallel",
     "pus",
     "receive",
     "remote",

@@ -13,7 +13,8 @@ import types
 from pathlib import Path
 
 from . import _application, _calls, _client, _errors, _foreign, _modules, _package
-from .components import MOST_BYTES, State, pickled
+from ._bundle import Bundle
+from .components import CALLER, State, message_of, received
 
 # Name of the graph's file in the folder of an application.
 GRAPH = "graph.json"
@@ -91,19 +92,25 @@ class App:
             bound = inspect.signature(self._function).bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
-        message = State(call=pickled((args, kwargs)), access=self._access()).to_bytes()
-        if len(message) > MOST_BYTES:
-            text = f"the arguments have {len(message)} bytes, more than {MOST_BYTES}: read or create large data in the first component"
-            raise _errors.InvalidArgument(text)
-        outcome = self.deploy().run(message, self._news)
+        entry = next((part["function"] for part in self.graph["components"] if part.get("entry")), None)
+        message, contents = message_of((args, kwargs), self._access(), entry, self._branches())
+        outcome = self.deploy().run(message, self._news, contents)
         origin = self._origin()
         state = State.of(outcome.output, origin.load)
         if state.printed:
             origin.show_entries(state.printed)
         if state.returned is None:
             raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
-        outcome.value = origin.load(state.returned)
+        outcome.value = self._received(outcome, state.returned) if isinstance(state.returned, Bundle) else origin.load(state.returned)
         return outcome
+
+    def _received(self, outcome, returned):
+        """Loads a result from the memory component that has it, and gives that back."""
+        memory, outcome.result = outcome.result, None
+        if memory is None:
+            raise _errors.InvalidArgument(f"the result of {self._name} is in no memory component: give the graph one with `result`")
+        with memory:
+            return received(returned, memory)
 
     def _origin(self):
         """How the result is read: a component of another package may have written it, or data that it was made from."""
@@ -119,7 +126,19 @@ class App:
         for edge in self.graph.get("edges", ()):
             if edge.get("type") == "access" and edge.get("from") in functions:
                 access.setdefault(functions[edge["from"]], []).append(edge["to"])
+        results = [part["name"] for part in self.graph["components"] if part.get("type") == "memory" and part.get("result")]
+        if results:
+            access[CALLER] = results
         return access
+
+    def _branches(self):
+        """The functions of components that trigger another one together, with their numbers in the order of the edges."""
+        functions = {part["name"]: part["function"] for part in self.graph["components"] if part.get("type") == "compute"}
+        before = {}
+        for edge in self.graph.get("edges", ()):
+            if edge.get("type") == "trigger" and edge.get("from") in functions:
+                before.setdefault(edge["to"], []).append(functions[edge["from"]])
+        return {function: number for together in before.values() if len(together) > 1 for number, function in enumerate(together)}
 
     def deploy(self):
         """Deploys the current graph, if the managers do not have it; returns its `Application`."""

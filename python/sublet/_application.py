@@ -58,15 +58,17 @@ class Application:
         """Document of the graph, with defaults filled in."""
         return json.loads(self._native.document)
 
-    def run(self, input=b"", news=None):
+    def run(self, input=b"", news=None, contents=None):
         """Runs the graph with this input for its entry; returns an `Outcome`.
 
         Args:
-            input: An object with the buffer protocol.
+            input: An object with the buffer protocol, of at most 256 KiB.
             news: Function that is called for events: `("began", component, attempt)`, `("ended", component, seconds)`,
                 `("waits", component, exception)` if the component waits for resources, `("lost", component, exception)` if its
                 worker or its memory is lost, and `("failed", component, exception)` if its function has failed, which ends the run.
                 If it raises, the run is abandoned.
+            contents: Input that is larger: a dict of the bytes that memory components begin with, by their names, each an object with
+                the buffer protocol. A run that still needs them cannot be resumed.
 
         Raises:
             Exception: The exception of a component's function in Python, after its output was printed. It is raised as for a call
@@ -76,7 +78,7 @@ class Application:
         """
         _process.check()
         _kept.release()
-        return self._ran(news, lambda heard: self._native.run(bytes(input), heard))
+        return self._ran(news, lambda heard: self._native.run(bytes(input), heard, list((contents or {}).items())))
 
     def resume(self, run, news=None):
         """Continues a run whose client is gone, by its identifier, from its records. Waits for some seconds if that client may

@@ -79,6 +79,8 @@ class Channel:
         #: Name of the component.
         self.name = name
         self._native = native
+        # State that all remote arrays in this component share.
+        self._remote = None
 
     @property
     def nbytes(self):

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -13,21 +12,10 @@ from ._calls import OWN, Completer, Functions
 from ._component import Memory
 from ._lease import Lease, close_all
 from ._pus import listed
+from ._sizes import bytes_of
 from ._warning import warn_of_cold_imports
 
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
 _completer = Completer(_native.Queue)
-
-
-def bytes_of(size):
-    """Converts a size to bytes: a number, or text as `512MiB`."""
-    if isinstance(size, int):
-        return size
-    matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\s*", str(size))
-    if matched is None:
-        raise _errors.InvalidArgument(f"{size!r} is not a size: give a number of bytes, or text as '512MiB'")
-    return int(float(matched[1]) * _UNITS[matched[2]])
 
 
 class Client:

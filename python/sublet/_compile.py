@@ -15,12 +15,16 @@ import ast
 import copy
 import inspect
 import re
+import sys
 import textwrap
+import types
 
 from . import _errors, _package
-from ._client import bytes_of
 from ._flow import Flow, Refused
-from ._split import split
+from ._regions import REMOTE
+from ._sizes import bytes_of
+from ._split import parallel, split
+from .components import ARGUMENTS
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
@@ -32,12 +36,14 @@ _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 class Part:
     """The statements between two splits."""
 
-    def __init__(self, statements, options, node):
+    def __init__(self, statements, options, node, block=None):
         self.statements = statements
         #: Options of the call of `split`.
         self.options = options
         #: Syntax node at which the part begins.
         self.node = node
+        #: Block of parts that are executed at the same time, if it is in one.
+        self.block = block
         self.flow = Flow(statements)
         #: Name of the function that the part becomes.
         self.name = None
@@ -106,39 +112,81 @@ class Compiled:
         parts, statements, options, begin = [], [], {}, node
         for statement in body:
             called = self._split_of(statement)
+            if self._is_parallel(statement):
+                if not statements:
+                    raise Refused(statement, "there is nothing to be executed before this block")
+                parts += [Part(statements, options, begin), *self._branches(statement)]
+                statements, options, begin = [], {}, statement
+                continue
             if called is None:
                 self._check_no_split(statement)
                 statements.append(statement)
                 continue
             if statements:
                 parts.append(Part(statements, options, begin))
-            elif begin is not node:
+            elif begin is not node and not isinstance(begin, ast.With):
                 raise Refused(statement, "there is nothing between this split and the one before")
             statements, options, begin = [], self._options(called), statement
         if not statements:
-            raise Refused(begin, "there is nothing to be executed here" if begin is node else "there is nothing behind this split")
+            what = "block" if isinstance(begin, ast.With) else "split"
+            raise Refused(begin, "there is nothing to be executed here" if begin is node else f"there is nothing behind this {what}")
         parts.append(Part(statements, options, begin))
         return parts
 
-    def _is_split(self, node):
+    def _is_parallel(self, statement):
+        """Whether a statement is `with sublet.parallel():`."""
+        if not isinstance(statement, ast.With):
+            return False
+        called = [item.context_expr for item in statement.items]
+        if not any(isinstance(node, ast.Call) and self._is(node.func, parallel) for node in called):
+            return False
+        if len(called) > 1 or called[0].args or called[0].keywords or statement.items[0].optional_vars is not None:
+            raise Refused(statement, "`with sublet.parallel():` has no arguments, and is alone")
+        return True
+
+    def _branches(self, block):
+        """The parts of a block, which are executed at the same time."""
+        parts, statements, options, begin = [], [], {}, block.body[0]
+        for statement in block.body:
+            called = self._split_of(statement)
+            if called is None:
+                self._check_no_split(statement)
+                statements.append(statement)
+                continue
+            if statements:
+                parts.append(Part(statements, options, begin, block))
+            elif statement is not block.body[0]:
+                raise Refused(statement, "there is nothing between this split and the one before")
+            statements, options, begin = [], self._options(called), statement
+        if not statements:
+            raise Refused(begin, "there is nothing behind this split")
+        parts.append(Part(statements, options, begin, block))
+        if len(parts) == 1:
+            raise Refused(block, "a block of one component: nothing is executed at the same time")
+        return parts
+
+    def _is(self, node, function):
+        """Whether an expression is the name of this function."""
         try:
             if isinstance(node, ast.Name):
-                return self.source.value(node.id) is split
+                return self.source.value(node.id) is function
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                return getattr(self.source.value(node.value.id), node.attr, None) is split
+                return getattr(self.source.value(node.value.id), node.attr, None) is function
         except KeyError:
             pass
         return False
 
     def _split_of(self, statement):
         """The call, if a statement is a split."""
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and self._is_split(statement.value.func):
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and self._is(statement.value.func, split):
             return statement.value
         return None
 
     def _check_no_split(self, statement):
         for node in ast.walk(statement):
-            if isinstance(node, (ast.Name, ast.Attribute)) and self._is_split(node):
+            if isinstance(node, (ast.Name, ast.Attribute)) and self._is(node, parallel):
+                raise Refused(node, "a block of parallel components has to be a statement of the function's own body")
+            if isinstance(node, (ast.Name, ast.Attribute)) and self._is(node, split):
                 around = next((kind for kind in _BLOCKS if isinstance(statement, kind)), None)
                 if around is not None:
                     raise Refused(node, f"a split within `{around.__name__.lower()}`: it has to be a statement of the function's own body")
@@ -155,6 +203,26 @@ class Compiled:
                 raise Refused(expression, f"a split has no option {name}, or has it twice" if name else "the options of a split have to be named")
             found[name] = self._known_now(expression, name)
         return found
+
+    def _names_place(self, part):
+        """Whether a part names a place of remote arrays, or a function that one decorates."""
+        for statement in part.statements:
+            for node in ast.walk(statement):
+                if isinstance(node, (ast.Name, ast.Attribute)) and _is_place(self._value(node)):
+                    return True
+        return False
+
+    def _value(self, node):
+        """The value of a global, or of a module's attribute, as it is now; None without one."""
+        try:
+            if isinstance(node, ast.Name):
+                return None if node.id in self.variables else self.source.value(node.id)
+            if isinstance(node.value, ast.Name) and node.value.id not in self.variables:
+                module = self.source.value(node.value.id)
+                return getattr(module, node.attr, None) if isinstance(module, types.ModuleType) else None
+        except (KeyError, ImportError):
+            pass
+        return None
 
     def _known_now(self, expression, name):
         names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
@@ -200,15 +268,35 @@ class Compiled:
             part.unsure = any(name not in surely[number + 1] for name in part.leaves)
             self._check_captured(number)
             self._check_parallel(number)
+        for block in {id(part.block): part.block for part in parts if part.block is not None}.values():
+            self._check_block(block, live)
         self.variables = maybe[-1]
         self.handed_on = sorted({name for part in parts for name in part.leaves})
         for name in self.handed_on:
             if _NAME.fullmatch(name) is None:
                 raise Refused(node, f"the variable {name!r} is handed on, and no memory component can have its name")
         self.memories = [name for name in self.handed_on if name not in self.plain]
+        self.result = None if _is_plain(node.returns) else self._memory_name(".result")
+        is_plain = all(name in self.plain for name in parameters)
+        self.arguments = None if is_plain else self._memory_name(ARGUMENTS)
         for name in self.memories:
             if any(part.component == name for part in parts):
                 raise Refused(node, f"a component and a variable that is handed on are both called {name}: give one another name")
+
+    def _memory_name(self, what):
+        """The name of a memory component for what is too large for a message. No variable has such a name."""
+        name = f"{self.name[:40]}{what}"
+        while any(part.component == name for part in self.parts):
+            name += "_"
+        return name
+
+    def _may_return(self, number):
+        """Whether a part may return a large result. One that cannot be executed again does not share memory with later parts for that."""
+        part = self.parts[number]
+        if number == len(self.parts) - 1:
+            return True
+        returns = any(next(_returns(statement), None) is not None for statement in part.statements)
+        return returns and not part.options.get("external_effects")
 
     def _name_parts(self, node):
         if _NAME.fullmatch(self.name) is None:
@@ -264,6 +352,27 @@ class Compiled:
             place = next((found for statement in part.statements for found in ast.walk(statement) if _sets(found, name)), part.node)
             raise Refused(place, f"each of the {parallelism} instances sets {name}, which is read behind the next split: let them write to the elements of an array")
 
+    def _check_block(self, block, live):
+        """Refuses parts that are not independent of those that are executed at the same time."""
+        numbers = [number for number, part in enumerate(self.parts) if part.block is block]
+        behind = live[numbers[-1] + 1]
+        for number in numbers:
+            part = self.parts[number]
+            returned = next((found for statement in part.statements for found in _returns(statement)), None)
+            if returned is not None:
+                raise Refused(returned, "a component returns, while others are executed at the same time: split before")
+            if part.options.get("parallelism", 1) != 1:
+                raise Refused(part.node, "a component that is executed at the same time as others has one instance")
+            lost = sorted(part.flow.deleted & behind)
+            if lost:
+                raise Refused(part.node, f"{lost[0]} may be deleted here, and is read behind the block")
+            for other in (self.parts[index] for index in numbers if index != number):
+                both = sorted(part.flow.changed & (other.flow.read | (other.flow.changed & behind)))
+                if both:
+                    does = "reads" if both[0] in other.flow.read else "sets"
+                    raise Refused(part.node, f"component {part.component} sets {both[0]}, which {other.component} {does} at the same time")
+            part.leaves = tuple(name for name in part.leaves if name in part.flow.changed)
+
     # Results of the compilation.
 
     def graph(self, package):
@@ -286,14 +395,35 @@ class Compiled:
             if resources:
                 component["resources"] = resources
             components.append(component)
-            if number > 0:
-                edges.append({"type": "trigger", "from": self.parts[number - 1].component, "to": part.component})
+            for before in self._before(number):
+                edges.append({"type": "trigger", "from": before.component, "to": part.component})
         for name in self.memories:
             components.append({"name": name, "type": "memory"})
             for number, part in enumerate(self.parts):
                 if name in part.leaves or (number > 0 and name in part.gets):
                     edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+        placed = next((number for number, part in enumerate(self.parts) if self._names_place(part)), len(self.parts))
+        if placed < len(self.parts):
+            name = self._memory_name(REMOTE)
+            components.append({"name": name, "type": "memory"})
+            # Later parts may get the arrays.
+            edges += [{"type": "access", "from": part.component, "to": name, "rights": "write"} for part in self.parts[placed:]]
+        if self.arguments is not None:
+            components.append({"name": self.arguments, "type": "memory"})
+            edges.append({"type": "access", "from": self.parts[0].component, "to": self.arguments, "rights": "write"})
+        if self.result is not None:
+            components.append({"name": self.result, "type": "memory", "result": True})
+            returning = [part for number, part in enumerate(self.parts) if self._may_return(number)]
+            edges += [{"type": "access", "from": part.component, "to": self.result, "rights": "write"} for part in returning]
         return {"version": 1, "name": self.name, "components": components, "edges": edges}
+
+    def _before(self, number):
+        """The parts that trigger a part: the one before it, or all of a block."""
+        parts, block = self.parts[:number], self.parts[number].block
+        while block is not None and parts and parts[-1].block is block:
+            parts = parts[:-1]
+        last = parts[-1:]
+        return [part for part in parts if part.block is not None and part.block is last[0].block] or last
 
     def names(self):
         """The names that are no variables: globals, or what the function closes over, or builtins."""
@@ -390,6 +520,14 @@ def _arguments(arguments):
 
 def _parameters(arguments):
     return [argument.arg for argument in _arguments(arguments)]
+
+
+def _is_place(value):
+    """Whether a value is a place of remote arrays, or a function that one decorates."""
+    module = sys.modules.get("sublet._remote.place")
+    if isinstance(value, types.FunctionType):
+        value = vars(value).get("sublet_place")
+    return module is not None and isinstance(value, module.Remote)
 
 
 def _is_plain(annotation):

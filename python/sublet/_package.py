@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import _errors, _modules, _native
-from .components import pickled
+from ._bundle import pickled
 
 # Modules that are used only if the worker's interpreter has none of the name.
 FALLBACK = "fallback"
@@ -35,8 +35,10 @@ globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read
 INSIDE = {
     "_inside.py": "__init__.py",
     **{name: name for name in ("_chain.py", "_channel.py", "_classes.py", "_errors.py", "_rebuild.py", "_shapes.py", "_split.py")},
-    **{name: name for name in ("components.py", "xpu.py")},
+    "xpu.py": "xpu.py",
 }
+# Further files for the components of an application.
+OF_COMPONENTS = ("_bundle.py", "_leaving.py", "_regions.py", "_sizes.py", "components.py")
 
 
 def named(package):
@@ -66,6 +68,9 @@ def write_components(folder, name, imports, modules, functions):
     """Writes a package whose functions, of the module `COMPONENTS`, components of graphs execute; that is written by others."""
     folder = Path(folder)
     _write_modules(folder, modules)
+    here = Path(__file__).resolve().parent
+    for file in (*(here / name for name in OF_COMPONENTS), *(here / "_remote").glob("*.py")):
+        _copy(file, folder / FALLBACK / "sublet" / file.relative_to(here))
     write_functions(folder, name, imports, functions)
 
 
@@ -154,9 +159,12 @@ def _write_modules(folder, modules):
     always = {f"cloudpickle/{file.name}": file for file in cloudpickle.glob("*.py")}
     always.update((f"sublet/{there}", here / inside) for inside, there in INSIDE.items())
     for place, file in always.items():
-        target = folder / FALLBACK / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+        _copy(file, folder / FALLBACK / place)
+
+
+def _copy(file, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)
 
 
 def _write_manifest(folder, name, library, imports, functions, environment=None, image=None):

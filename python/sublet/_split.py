@@ -1,5 +1,7 @@
 """Marks the points at which the function of an application is split."""
 
+import contextlib
+
 
 def split(name=None, *, parallelism=1, cores=1, memory=None, pu=None, external_effects=False, swap=None):
     """Ends a component, and starts another one, in a function that `app` compiles. Does nothing when it is executed.
@@ -17,3 +19,23 @@ def split(name=None, *, parallelism=1, cores=1, memory=None, pu=None, external_e
         swap: Swapped memory that each instance may allocate, in bytes or as `"8GiB"`: parts that do not fit into `memory` are in
             memory components. It requires `memory`, of at least 32 MiB.
     """
+
+
+def parallel():
+    """Encloses components that are executed at the same time, in a function that `app` compiles: `with sublet.parallel():`.
+
+    Each `split` within the block begins one of them; the statements behind the block begin when all have ended. Executed as it is, the
+    block is executed in order. So no component may read or set a variable that another one sets. They share the elements of arrays.
+
+    Examples:
+        >>> @sublet.app
+        ... def report(table):
+        ...     table = load(table)
+        ...     with sublet.parallel():
+        ...         sublet.split("means")
+        ...         means = table.mean(axis=0)
+        ...         sublet.split("deviations")
+        ...         deviations = table.std(axis=0)
+        ...     return means, deviations
+    """
+    return contextlib.nullcontext()

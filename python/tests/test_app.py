@@ -5,7 +5,6 @@ import inspect
 import json
 import logging
 import pickle
-import random
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ import pytest
 import sublet
 from sublet import _package, components
 from sublet._compile import Compiled
+from writer import Writer, ended
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +76,8 @@ def test_it_is_split_into_components_and_memory():
         ("samples", "memory"),
         ("test", "memory"),
         ("weights", "memory"),
+        ("regression.arguments", "memory"),
+        ("regression.result", "memory"),
     ]
     related = {(edge["type"], edge["from"], edge["to"]) for edge in graph["edges"]}
     assert related == {
@@ -84,6 +86,8 @@ def test_it_is_split_into_components_and_memory():
         *(("access", part, "samples") for part in ("regression_1", "train")),
         *(("access", part, name) for part in ("regression_1", "validate") for name in ("test", "rows")),
         *(("access", part, "weights") for part in ("train", "validate")),
+        ("access", "regression_1", "regression.arguments"),
+        ("access", "validate", "regression.result"),
     }
     assert (application.__name__, application.__doc__) == ("regression", "Not a word of this is executed.")
 
@@ -377,8 +381,6 @@ def test_what_it_raises_says_where():
         application(0)
     with pytest.raises(TypeError, match="missing a required argument: 'n'"):
         application()
-    with pytest.raises(sublet.InvalidArgument, match="the arguments have .* bytes, more than 262144"):
-        application(bytes(300_000))
 
 
 class Retry(ValueError):
@@ -422,12 +424,6 @@ def test_what_cannot_go_on_is_named():
 
     with pytest.raises(TypeError, match="lock cannot be passed to the next component"):
         made(locks)()
-
-    def returns():
-        return bytes(300_000)
-
-    with pytest.raises(sublet.InvalidArgument, match="component returns_1 returns a value of 300.* bytes .*more than 262144"):
-        made(returns)()
 
 
 def test_graph_and_source_may_be_edited(tmp_path):
@@ -492,6 +488,7 @@ def test_what_else_a_split_says_is_in_the_graph():
             "resources": {"cores": 3, "pu": "cpu"},
         },
         {"name": "said_3", "type": "compute", "package": "said", "function": "said_3"},
+        {"name": "said.result", "type": "memory", "result": True},
     ]
 
 
@@ -644,82 +641,6 @@ except ModuleNotFoundError as error:
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
 
 
-class Writer:
-    """Writes programs that set, read, delete and lack variables in every manner, split anywhere."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        self.lines = []
-
-    def name(self):
-        # The last is seldom set.
-        return self.random.choice(4 * "abcd" + "e")
-
-    def value(self):
-        return self.random.choice(
-            [
-                *4 * [lambda: f"{self.name()} + {self.random.randrange(3)}", lambda: str(self.random.randrange(5))],
-                lambda: f"sum([{self.name()} for a in range({self.name()} % 3)])",
-                lambda: f"(lambda x: x + {self.name()})(1)",
-                lambda: f"({self.name()} := {self.name()} + 1)",
-                lambda: f"{self.name()} and ({self.name()} := 2)",
-            ]
-        )()
-
-    def block(self, depth, indent):
-        for _ in range(self.random.randrange(1, 4)):
-            self.statement(depth, indent)
-
-    def statement(self, depth, indent):
-        pad = "    " * indent
-        kinds = 8 * ["set", "add", "many"] + (3 * ["if", "for", "while", "try", "with", "return"] + ["delete", "def"] if depth else [])
-        kind = self.random.choice(kinds)
-        if kind == "set":
-            self.lines.append(f"{pad}{self.name()} = {self.value()}")
-        elif kind == "add":
-            self.lines.append(f"{pad}{self.name()} += {self.value()}")
-        elif kind == "many":
-            self.lines.append(f"{pad}{self.name()}, *rest = {self.value()}, {self.name()}, {self.name()}")
-        elif kind == "delete":
-            self.lines.append(f"{pad}del {self.name()}")
-        elif kind == "return":
-            self.lines.append(f"{pad}if {self.name()} > 6: return {self.name()}, {self.name()}")
-        elif kind == "def":
-            self.lines += [f"{pad}def inner(b=1):", f"{pad}    c = {self.name()}", f"{pad}    return b + c"]
-            self.lines.append(f"{pad}{self.name()} = inner()")
-        else:
-            heads = {
-                "if": f"if {self.value()} > 2:",
-                "for": f"for {self.name()} in range({self.name()} % 3):",
-                "while": f"while {self.name()} < 3:",
-                "try": "try:",
-                "with": "with contextlib.suppress(NameError):",
-            }
-            self.lines.append(pad + heads[kind])
-            self.block(depth - 1, indent + 1)
-            if kind == "while":
-                self.lines.append(f"{pad}    if {self.value()} > 1: {self.random.choice(['break', 'break', 'return 1'])}")
-                self.lines.append(f"{pad}    {self.name()} = 9; budget.pop()")
-            elif kind == "try":
-                self.lines.append(f"{pad}except NameError as {self.name()}:")
-                self.block(0, indent + 1)
-                if self.random.randrange(2):
-                    self.lines.append(f"{pad}finally:")
-                    self.block(0, indent + 1)
-            elif self.random.randrange(2) and kind != "with":
-                self.lines.append(f"{pad}else:")
-                self.block(depth - 1, indent + 1)
-
-    def program(self, name):
-        self.lines = [f"def {name}(a, b=2, c=1, d=0):", "    budget = [None] * 20"]
-        for part in range(self.random.randrange(2, 5)):
-            if part:
-                self.lines.append("    sublet.split()")
-            self.block(2, 1)
-        self.lines.append("    return " + ", ".join("abcde"[: self.random.randrange(1, 6)]) + ",")
-        return "\n".join(self.lines) + "\n"
-
-
 def run_parts(application, *args):
     """The parts one after the other, each with what those before it have left, and with nothing else."""
     space = {}
@@ -734,16 +655,6 @@ def run_parts(application, *args):
                 return left.value
             state.update(left)
     raise AssertionError("no part has returned")
-
-
-def ended(call, *args):
-    try:
-        return call(*args)
-    except NameError:
-        # The message names a variable without a value or, in a part that never sets the variable, an undefined name.
-        return "NameError"
-    except Exception as error:
-        return type(error).__name__
 
 
 def test_parts_come_to_the_same_as_the_whole(tmp_path, monkeypatch):

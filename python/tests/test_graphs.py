@@ -651,6 +651,33 @@ def test_swap_space_that_is_full_is_a_memory_error(platform, swaps):
     assert application.run().output == b"32"
 
 
+def sum_up(data):
+    table = sublet.channel("table")
+    total = table.array(table.nbytes // 8).sum()
+    if not table.readonly:
+        table.write(0, bytes(8))
+    return b"%d" % total
+
+
+@pytest.mark.parametrize("rights", ["read", "write"])
+def test_memory_begins_with_bytes_of_the_caller(platform, rights):
+    told = graph(compute("sum_up", sum_up, entry=True), memory("table", limit_bytes=16 * MIB), edges=[access("sum_up", "table", rights)])
+    application = platform.deploy(told, patience=60)
+    for count in (1000, 1_000_000):
+        content = numpy.arange(1.0, count + 1)
+        assert application.run(b"", contents={"table": content}).output == b"%d" % content.sum()
+        assert content[0] == 1
+    for contents, said in (
+        ({"other": b"abc"}, "other is to begin with 3 bytes, and is no memory component"),
+        ({"sum_up": b"abc"}, "sum_up is to begin with 3 bytes, and is no memory component"),
+        ({"table": bytes(16 * MIB + 1)}, "16777217 bytes for memory component table, which has at most 16777216"),
+    ):
+        with pytest.raises(sublet.InvalidArgument, match=said):
+            application.run(b"", contents=contents)
+    with pytest.raises(TypeError):
+        application.run(b"", contents={"table": 3})
+
+
 def die_once(data):
     import os
 

@@ -30,12 +30,13 @@
 //! there, whichever machine the client is on. The worker reaches the others over a connection from machine to machine,
 //! which carries nothing through the client.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use sublet_proto::Error;
 use sublet_proto::graph::{self, Graph};
 use sublet_proto::v1::RunInfo;
+use sublet_proto::{Code, Error};
 
 use crate::access::Access;
 use crate::invoker::Invoker;
@@ -168,13 +169,50 @@ impl Application {
     pub fn run_while(
         &self,
         input: &[u8],
+        news: impl FnMut(&News),
+        goes_on: impl FnMut() -> bool,
+    ) -> Result<Outcome, Error> {
+        self.run_filled(input, Vec::new(), news, goes_on)
+    }
+
+    /// Runs the graph like [`Application::run_while`]. Memory components begin with the bytes that `contents` has for
+    /// their names: input that is larger than a message. They are not recorded, so a run that still needs them cannot
+    /// be resumed.
+    ///
+    /// # Errors
+    /// `invalid_argument` if the graph has no such memory component, or its limit is less; and as for
+    /// [`Application::run_while`].
+    pub fn run_filled(
+        &self,
+        input: &[u8],
+        contents: Vec<(String, Vec<u8>)>,
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
+        let contents: HashMap<usize, Arc<Vec<u8>>> =
+            contents.into_iter().map(|content| self.content(content)).collect::<Result<_, Error>>()?;
         let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), input)?;
         let run = journal.run().to_owned();
-        let driver = RunDriver::new(self, journal, input.to_vec(), &mut news);
+        let driver = RunDriver::new(self, journal, input.to_vec(), &mut news).with_contents(contents);
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
+    }
+
+    /// The bytes that a memory component begins with, by its index.
+    fn content(&self, (name, bytes): (String, Vec<u8>)) -> Result<(usize, Arc<Vec<u8>>), Error> {
+        let components = &self.graph.components;
+        let found = components.iter().position(|component| component.name == name);
+        let need = found.and_then(|index| components.get(index)?.memory().map(|need| (index, need)));
+        let invalid = |message: String| Error::new(Code::InvalidArgument, message);
+        let (index, need) = need.ok_or_else(|| {
+            invalid(format!("{name} is to begin with {} bytes, and is no memory component", bytes.len()))
+        })?;
+        if bytes.len() as u64 > need.limit_bytes {
+            let (len, limit) = (bytes.len(), need.limit_bytes);
+            return Err(invalid(format!(
+                "{len} bytes for memory component {name}, which has at most {limit}"
+            )));
+        }
+        Ok((index, Arc::new(bytes)))
     }
 
     /// Begins a run that does not depend on this process: it is stored, and a [`Runner`] drives it, with the options of

@@ -2,6 +2,7 @@
 
 - `array`: `RemoteArray`, NumPy's face;
 - `place`: `Remote`, where arrays are made;
+- `channels`: places of workers that execute a graph, in its memory components;
 - `arena`: the memory of a place, and which of it is whose;
 - `blocks`: how arrays are divided, arithmetic alone;
 - `stream`: tiles that come and go while others are computed;

@@ -12,13 +12,14 @@ many times slower than memory that was used before, so what an array gives up se
 import bisect
 import collections
 import mmap
+import os
 import sys
 import threading
 import weakref
 
 import numpy
 
-from .. import _errors, _process
+from .. import _errors
 
 # Arrays begin at lines of the processor's cache.
 ALIGNMENT_BYTES = 64
@@ -33,14 +34,15 @@ class Component:
         self.memory = memory
         space = mmap.mmap(-1, space_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
         self._space = numpy.frombuffer(space, "u1")
-        self._address = address_of(self._space)
+        #: Address at which the shadows begin.
+        self.address = address_of(self._space)
 
     def shadow(self, offset, nbytes):
         return self._space[offset : offset + nbytes]
 
     def offset_of(self, shadow):
         """Returns the offset of an array in the component."""
-        return address_of(shadow) - self._address
+        return address_of(shadow) - self.address
 
     def lent(self, offset, nbytes):
         """Returns the bytes in the component's memory as an array, or None if they are on another machine."""
@@ -53,8 +55,8 @@ class Component:
 
 
 def component_of(memory):
-    """Returns the component of a caller's `sublet.Memory`, one for each, so that overlapping arrays have overlapping
-    shadows.
+    """Returns the component of a caller's `sublet.Memory`, or of a function's `sublet.Channel`: one for each, so that
+    overlapping arrays have overlapping shadows.
     """
     if memory._remote is None:
         memory._remote = Component(memory)
@@ -91,19 +93,24 @@ class Stretch:
 class Arena:
     """The pieces of one component.
 
+    Bytes before `begin` belong to others: a graph's memory component has a variable's value there.
+
     Invariants: the free pieces are sorted and none touches the next; the component ends with a segment, or with its limit; what is
-    free at its end is at most as much as what is taken, and one segment; if nothing is taken, nothing.
+    free at its end is at most as much as what is taken, and one segment; if nothing is taken, at most one segment, and none
+    with `begin` 0.
     """
 
-    def __init__(self, memory, initial_bytes, increment_bytes, limit_bytes):
+    def __init__(self, memory, initial_bytes, increment_bytes, limit_bytes, component=None, begin=0):
         self.memory = memory
-        self._component = Component(memory, limit_bytes)
+        self._component = component or Component(memory, limit_bytes)
+        # A forked process must not shrink the component of its parent.
+        self._process = os.getpid()
         self._segments = initial_bytes, increment_bytes
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._stretches = weakref.WeakSet()
         self._free = []
-        self._end = self._taken = 0
+        self._end, self._taken = begin, 0
         # Stretches that were given back while a thread held the lock, possibly this one: Python may collect a stretch
         # at any time.
         self._given = collections.deque()
@@ -200,7 +207,7 @@ class Arena:
 
     def _shrink(self, end):
         try:
-            if not _process.is_forked():
+            if os.getpid() == self._process:
                 self.memory.resize(end)
                 return True
         except _errors.Error:

@@ -29,18 +29,19 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         np.int64(999006000)
     """
 
-    def __init__(self, place, stretch, shadow):
+    def __init__(self, place, stretch, shadow, is_readonly=False):
         self.place = place
         self._stretch: Stretch = stretch
         self._shadow = shadow
+        self._is_readonly = is_readonly
 
     def _viewed(self, shadow):
         """Another view of the same memory."""
-        return RemoteArray(self.place, self._stretch, shadow)
+        return RemoteArray(self.place, self._stretch, shadow, self._is_readonly)
 
     def check_writeable(self):
-        """Refuses to write to a view in which elements are the same, as of `numpy.broadcast_to`."""
-        if any(stride == 0 and length > 1 for stride, length in zip(self._shadow.strides, self.shape)):
+        """Refuses to write to a read-only array, and to a view in which elements are the same, as of `numpy.broadcast_to`."""
+        if self._is_readonly or any(stride == 0 and length > 1 for stride, length in zip(self._shadow.strides, self.shape)):
             raise ValueError("output array is read-only")
 
     @property

@@ -3,11 +3,13 @@
 import functools
 import inspect
 import math
+import sys
 import threading
 
 import numpy
 
-from .. import _client, _errors
+from .. import _errors
+from .._sizes import bytes_of
 from . import stream
 from .arena import Arena, Stretch, component_of
 from .array import RemoteArray
@@ -25,6 +27,8 @@ class Remote:
     leases nothing before its first array. Later arrays use the memory that earlier ones give back; the lease shrinks
     when more is free at the component's end than is used. The end of a `with` block releases all memory, even if arrays
     exist; the next array starts a new lease.
+
+    In an application that `app` compiles, arrays are in a memory component of its graph, which ends with the run.
 
     A place is three things: a namespace of functions that make arrays; for a function, a decorator; for an ndarray, a function that
     copies it there.
@@ -62,10 +66,10 @@ class Remote:
         fabric=None,
     ):
         self._options = {name: value for name, value in locals().items() if name != "self"}
-        self.working_bytes = _client.bytes_of(working_set)
+        self.working_bytes = bytes_of(working_set)
         if self.working_bytes < LEAST_WORKING_BYTES:
             raise _errors.InvalidArgument(f"a working set of {self.working_bytes} bytes: it has at least {LEAST_WORKING_BYTES}")
-        self._threshold_bytes = _client.bytes_of(threshold)
+        self._threshold_bytes = bytes_of(threshold)
         self._lock = threading.Lock()
         self._arena = self._of = None
 
@@ -99,6 +103,8 @@ class Remote:
         def with_remote_arrays(*args, **kwargs):
             return self._exchanged(function(*self._exchanged(args), **self._exchanged(kwargs)))
 
+        # Applications that name the function have memory for its arrays.
+        with_remote_arrays.sublet_place = self
         return with_remote_arrays
 
     def _exchanged(self, what):
@@ -208,6 +214,10 @@ class Remote:
             self._arena.release()
             self._arena = None
 
+    def __reduce__(self):
+        """Another place with the same options, without the arrays of this one."""
+        return functools.partial(Remote, **self._options), ()
+
     def __enter__(self):
         return self
 
@@ -259,7 +269,12 @@ class Remote:
         return made
 
     def _take(self, nbytes):
-        client = self._options["client"] or _client.default_client()
+        place = _place_of_run() if self._options["client"] is None else None
+        if place is not None:
+            return place._take(nbytes)
+        from .._client import default_client
+
+        client = self._options["client"] or default_client()
         with self._lock:
             # The default client may have become another one.
             if self._arena is None or self._of is not client:
@@ -276,9 +291,15 @@ class Remote:
 
     def _leased(self, client):
         names = ("initial", "increment", "limit")
-        sizes = [_client.bytes_of(self._options[name]) for name in names]
+        sizes = [bytes_of(self._options[name]) for name in names]
         # Leased in whole pages.
         sizes = [-(-size // 4096) * 4096 for size in sizes]
         more = {name: self._options[name] for name in ("timeout", "wait", "near", "fabric")}
         # The working set takes the place of a cache, so the component has none.
         return Arena(client.memory(*sizes, cache=0, **more), *sizes)
+
+
+def _place_of_run():
+    """Returns the place in memory components of the application that this worker executes; None elsewhere."""
+    components = sys.modules.get("sublet.components")
+    return None if components is None else components.place_of_run()

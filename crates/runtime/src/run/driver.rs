@@ -73,6 +73,8 @@ pub(super) struct RunDriver<'run> {
     /// Workers of components that are done, for those that follow.
     idle: HashMap<Environment, Vec<ComponentWorkers>>,
     memories: HashMap<usize, Arc<MemoryComponent>>,
+    /// Bytes that memory components begin with.
+    contents: HashMap<usize, Arc<Vec<u8>>>,
     /// Memory components whose segments are being given back, in the background.
     leaving: Vec<(usize, JoinHandle<MemoryComponentUsage>)>,
     uses: Uses,
@@ -125,6 +127,7 @@ impl<'run> RunDriver<'run> {
             instances: HashMap::new(),
             idle: HashMap::new(),
             memories: HashMap::new(),
+            contents: HashMap::new(),
             leaving: Vec::new(),
             uses,
             nodes: Vec::new(),
@@ -145,6 +148,11 @@ impl<'run> RunDriver<'run> {
     /// Makes the driver hand the run back when `leaves` is set: it does not end then, and another process continues it.
     pub(super) fn until(self, leaves: &'run AtomicBool) -> RunDriver<'run> {
         RunDriver { leaves: Some(leaves), ..self }
+    }
+
+    /// Makes memory components begin with these bytes.
+    pub(super) fn with_contents(self, contents: HashMap<usize, Arc<Vec<u8>>>) -> RunDriver<'run> {
+        RunDriver { contents, ..self }
     }
 
     /// Makes the driver give the run up when `goes_on` returns false.

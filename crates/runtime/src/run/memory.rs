@@ -32,6 +32,8 @@ pub(super) struct MemoryComponent {
     name: String,
     plan: MemoryPlan,
     limit_bytes: u64,
+    /// Bytes that it begins with, also when it is made again: the caller's.
+    content: Option<Arc<Vec<u8>>>,
     /// State that all processes with access share: the component's length, and whether it is over.
     state: Region,
     /// Set when the component is over. Workers may write the corresponding word of `state`, but not this one.
@@ -114,11 +116,12 @@ impl ComponentAccess {
 }
 
 impl MemoryComponent {
-    /// Creates a component without leases. If it ends otherwise than by [`MemoryComponent::end`], an event reports that.
+    /// Creates a component without leases, which begins with `content` if there is any. If it ends otherwise than by
+    /// [`MemoryComponent::end`], an event reports that.
     pub(super) fn new(
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
-        (of, plan): (&graph::MemoryNeed, MemoryPlan),
+        (of, plan, content): (&graph::MemoryNeed, MemoryPlan, Option<Arc<Vec<u8>>>),
         (account, tell): (&Arc<RunBudget>, Sender<RunEvent>),
     ) -> Result<Arc<MemoryComponent>, Error> {
         let plan = plan.limit_bytes(of.limit_bytes);
@@ -128,11 +131,12 @@ impl MemoryComponent {
         };
         let state = Region::create("sublet-channel", PAGE_BYTES)?;
         bar_writers(state.fd())?;
-        Ok(Arc::new(MemoryComponent {
+        let component = MemoryComponent {
             index,
             name: name.to_owned(),
             limit_bytes: of.limit_bytes,
             plan,
+            content,
             state,
             is_over: AtomicU32::new(0),
             account: account.clone(),
@@ -143,7 +147,15 @@ impl MemoryComponent {
             reached_by: Mutex::default(),
             cuts: AtomicU32::new(0),
             begun: AtomicU32::new(0),
-        }))
+        };
+        // A worker sees the length before it asks for the bytes.
+        component.word(LEN_AT).store(component.content_bytes(), Ordering::Release);
+        Ok(Arc::new(component))
+    }
+
+    /// Number of bytes that it begins with.
+    fn content_bytes(&self) -> u64 {
+        self.content.as_ref().map_or(0, |content| content.len() as u64)
     }
 
     /// Makes the component, near the node that accesses it first.
@@ -151,6 +163,10 @@ impl MemoryComponent {
         let mut stage = write_lock(&self.stage);
         let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
         let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
+        if let Some(content) = &self.content {
+            memory.write(0, content.as_slice())?;
+            memory.sync()?;
+        }
         let (weak, tell) = (Arc::downgrade(self), tell.clone());
         memory.on_end(move |error| {
             if let Some(component) = weak.upgrade() {
@@ -280,7 +296,9 @@ impl MemoryComponent {
         };
         let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
         let wait = WaitCallbacks { tell: &mut tell, is_wanted: &is_wanted };
-        let held = self.account.hold_memory(by, (self.index, self.plan.capacity_for(end)), wait);
+        // All bytes that it begins with are leased when it is made.
+        let capacity = self.plan.capacity_for(end.max(self.content_bytes()));
+        let held = self.account.hold_memory(by, (self.index, capacity), wait);
         held.map_err(|error| if is_wanted() { error } else { self.over() })
     }
 
@@ -297,15 +315,16 @@ impl MemoryComponent {
         (from, end): (u64, u64),
         node: &str,
     ) -> Result<Vec<Arc<MemoryPiece>>, Error> {
-        self.make(node)?;
+        let note_loss = |error: &Error| {
+            // If a segment was lost before it was attached, the component may grow elsewhere: the affected components
+            // begin again.
+            if is_lost(error.code) {
+                lock(&self.lost).get_or_insert_with(|| error.clone());
+            }
+        };
+        self.make(node).inspect_err(note_loss)?;
         self.made(|memory| {
-            memory.ensure(end).inspect_err(|error| {
-                // If a segment was lost before it was attached, the component may grow elsewhere: the affected
-                // components begin again.
-                if is_lost(error.code) {
-                    lock(&self.lost).get_or_insert_with(|| error.clone());
-                }
-            })?;
+            memory.ensure(end).inspect_err(note_loss)?;
             self.sample();
             let mut used = lock(&self.used);
             used.since.get_or_insert_with(Instant::now);

@@ -171,7 +171,7 @@ impl RunDriver<'_> {
                     let made = MemoryComponent::new(
                         &self.application.manager,
                         (edge.to, &of.name),
-                        (memory, plan),
+                        (memory, plan, self.contents.get(&edge.to).cloned()),
                         (&self.account, self.tell.clone()),
                     )?;
                     self.memories.insert(edge.to, made.clone());

@@ -1,0 +1,238 @@
+"""Components of an application that are executed at the same time: they come to the same as the function itself."""
+
+import collections
+import inspect
+import sys
+import textwrap
+
+import numpy
+import pytest
+
+import sublet
+from sublet._compile import Compiled
+from writer import Writer, ended
+
+
+@pytest.fixture(autouse=True)
+def default(platform):
+    before = sublet.set_default(platform)
+    yield
+    sublet.set_default(before)
+
+
+def made(function):
+    """Makes an application that waits for the cores of other tests."""
+    return sublet.app(function).options(patience=60)
+
+
+def statistics(n, *, is_early=False):
+    table = numpy.arange(float(n))
+    holder = [table, {"count": 1}]
+    name = "before"
+    print("begins")
+    if is_early:
+        return "early"
+    with sublet.parallel():
+        sublet.split("average")
+        mean = table[1:].mean()
+        for step in range(3):
+            print("average", step)
+        sublet.split("naming")
+        if n:
+            name = "behind"
+        doubled = table[1:] * 2
+        words = {str(number): number for number in range(3000)}
+        sublet.split("write")
+        for step in range(2):
+            table[0] += step
+    sublet.split("join")
+    holder[1]["count"] += 1
+    return mean, name, doubled, words, table, holder[0] is table, holder[1]
+
+
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_parts_of_a_block_come_to_the_same_as_in_order(count, capsys):
+    found = made(statistics)(count)
+    assert capsys.readouterr().out == "begins\naverage 0\naverage 1\naverage 2\n"
+    numpy.testing.assert_equal(found, statistics(count))
+
+
+def test_a_run_that_returned_before_a_block_executes_nothing_of_it(capsys):
+    assert made(statistics)(10, is_early=True) == "early"
+    assert capsys.readouterr().out == "begins\n"
+
+
+def twice(n):
+    kept = [1]
+    with sublet.parallel():
+        a = n + 1
+        sublet.split()
+        b = n + 2
+    c = a + b
+    with sublet.parallel():
+        sublet.split()
+        d = c * 2
+        sublet.split()
+        e = c * 3
+    kept.append(4)
+    return d + e, kept
+
+
+def test_blocks_are_forks_and_joins_of_the_graph():
+    edges = [(edge["from"], edge["to"]) for edge in Compiled(twice).graph("twice")["edges"] if edge["type"] == "trigger"]
+    assert edges == [(f"twice_{one}", f"twice_{other}") for one, other in ((1, 2), (1, 3), (2, 4), (3, 4), (4, 5), (4, 6), (5, 7), (6, 7))]
+    assert made(twice)(5) == twice(5)
+
+
+def test_parts_of_a_block_are_executed_at_the_same_time():
+    def meet():
+        flags = numpy.zeros(2, "u1")
+        with sublet.parallel():
+            sublet.split("one")
+            flags[0] = 1
+            while not flags[1]:
+                pass
+            sublet.split("other")
+            flags[1] = 1
+            while not flags[0]:
+                pass
+        return flags.tolist()
+
+    assert made(meet)() == [1, 1]
+
+
+def test_what_else_a_part_of_a_block_changes_is_refused():
+    def changes(n):
+        found = [1]
+        with sublet.parallel():
+            sublet.split("appends")
+            found.append(n)
+            sublet.split("adds")
+            more = n + 1
+        return found, more
+
+    with pytest.raises(sublet.InvalidArgument, match="component appends changes found, while others are executed"):
+        made(changes)(2)
+
+    def shares(n):
+        found = {"list": [n]}
+        with sublet.parallel():
+            sublet.split("takes")
+            inner = found["list"]
+            sublet.split("adds")
+            more = n + 1
+        return found, inner, more
+
+    with pytest.raises(sublet.InvalidArgument, match="inner, which component takes sets, shares values with other variables"):
+        made(shares)(2)
+
+
+REFUSED = {
+    "nothing to be executed before this block": "with sublet.parallel():\n    a = 1\n    sublet.split()\n    b = 2\nreturn a + b",
+    "nothing behind this block": "x = 1\nwith sublet.parallel():\n    a = x\n    sublet.split()\n    b = x",
+    "a block of one component": "x = 1\nwith sublet.parallel():\n    a = x\nreturn a",
+    "component f_2 sets a, which f_3 reads at the same time": "x = 1\nwith sublet.parallel():\n    a = x\n    sublet.split()\n    b = a\nreturn b",
+    "component f_2 sets a, which f_3 sets at the same time": "x = 1\nwith sublet.parallel():\n    a = x\n    sublet.split()\n    a = 2\nreturn a",
+    "a component returns, while others are executed": "x = 1\nwith sublet.parallel():\n    return x\n    sublet.split()\n    a = x\nreturn a",
+    "x may be deleted here": "x = 1\nwith sublet.parallel():\n    if y: del x\n    sublet.split()\n    a = 2\nreturn x, a",
+    "has one instance": "x = 1\nwith sublet.parallel():\n    sublet.split(parallelism=2)\n    x\n    sublet.split()\n    a = x\nreturn a",
+    "has no arguments, and is alone": "x = 1\nwith sublet.parallel() as z:\n    a = x\n    sublet.split()\n    b = x\nreturn a",
+    "a block of parallel components has to be a statement": "for x in y:\n    with sublet.parallel():\n        pass\nreturn x",
+    "nothing behind this split": "x = 1\nwith sublet.parallel():\n    a = x\n    sublet.split()\nreturn a",
+    "nothing between this split and the one before": "x = 1\nwith sublet.parallel():\n    sublet.split()\n    sublet.split()\n    a = x\nreturn a",
+    "a split within `if`": "x = 1\nwith sublet.parallel():\n    if x:\n        sublet.split()\n    a = x\nreturn a",
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_block_that_means_something_else_is_refused(why, tmp_path, monkeypatch):
+    body = textwrap.indent(REFUSED[why], "    ")
+    (tmp_path / "refused_block.py").write_text(f"import sublet\n\n\ndef f(y):\n{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "refused_block", raising=False)
+    import refused_block
+
+    with pytest.raises(SyntaxError, match=why) as found:
+        sublet.app(refused_block.f)
+    assert found.value.filename == str(tmp_path / "refused_block.py") and found.value.lineno >= 4
+
+
+class Blocks(Writer):
+    """Writes programs with blocks, whose parts mostly set different variables."""
+
+    names = "abcde"
+
+    def name(self):
+        return self.random.choice(self.names)
+
+    def statement(self, depth, indent):
+        before = len(self.lines)
+        super().statement(depth, indent)
+        # A part of a block does not return, and what a function refers to is not set later.
+        while self.names != "abcde" and any(word in line for line in self.lines[before:] for word in ("return", "lambda", "del ")):
+            del self.lines[before:]
+            super().statement(depth, indent)
+
+    def program(self, name):
+        self.lines = [f"def {name}(a, b=2, c=1, d=0):", "    budget = [None] * 20"]
+        for _ in range(self.random.randrange(1, 3)):
+            self.names = "abcde"
+            self.block(1, 1)
+            self.lines.append("    with sublet.parallel():")
+            for number, names in enumerate(self.random.choice([("ab", "cd"), ("a", "b", "cd"), ("ac", "db")])):
+                self.names = names
+                if number:
+                    self.lines.append("        sublet.split()")
+                self.block(1, 2)
+        self.names = "abcde"
+        self.block(1, 1)
+        self.lines.append("    return " + ", ".join("abcde"[: self.random.randrange(1, 6)]) + ",")
+        return "\n".join(self.lines) + "\n"
+
+
+def run_parts(application, *args):
+    """The parts by the graph: those of a block each with what there was before it."""
+    space = {}
+    exec(application.source, space)
+    edges = [edge for edge in application.graph["edges"] if edge["type"] == "trigger"]
+    parts = {part["name"]: part["function"] for part in application.graph["components"] if part["type"] == "compute"}
+    state = {name: {} for name in parts}
+    state[next(iter(parts))] = dict(inspect.signature(application.local.__self__._function).bind(*args).arguments)
+    for name, function in parts.items():
+        execute = space[function].__wrapped__
+        gets = inspect.signature(execute).parameters
+        left = execute(**{variable: state[name][variable] for variable in gets if variable in state[name]})
+        if type(left) is not dict:
+            return left.value
+        is_branch = any(sum(other["to"] == edge["to"] for other in edges) > 1 for edge in edges if edge["from"] == name)
+        # What a part alone does not hand on is not there any more.
+        kept = state[name] if is_branch else {variable: value for variable, value in state[name].items() if variable not in gets}
+        for edge in edges:
+            if edge["from"] == name:
+                before = {} if is_branch else state[edge["to"]]
+                state[edge["to"]] = {**before, **kept, **state[edge["to"]], **left}
+    raise AssertionError("no part has returned")
+
+
+def test_random_programs_with_blocks_come_to_the_same_as_the_whole(tmp_path, monkeypatch):
+    count = 400
+    text = "\n\n".join(Blocks(seed).program(f"program_{seed}") for seed in range(count))
+    (tmp_path / "programs_with_blocks.py").write_text(f"import contextlib\n\nimport sublet\n\n\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    import programs_with_blocks
+
+    outcomes = collections.Counter()
+    for seed in range(count):
+        program = getattr(programs_with_blocks, f"program_{seed}")
+        try:
+            application = sublet.app(program)
+        except SyntaxError as error:
+            said = ("is set behind a split", "at the same time", "may be deleted here")
+            assert any(what in str(error) for what in said), (str(error), inspect.getsource(program))
+            outcomes["refused"] += 1
+            continue
+        for a in range(4):
+            expected, found = ended(program, a), ended(run_parts, application, a)
+            assert repr(found) == repr(expected), (inspect.getsource(program), application.source, a)
+            outcomes["raised" if type(expected) is str else "returned"] += 1
+    assert outcomes["returned"] > count // 4 and outcomes["raised"] > count // 8, outcomes
