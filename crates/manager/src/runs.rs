@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use prost::Message;
 use sublet_proto::graph::MAX_COMPONENTS;
-use sublet_proto::run::{MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
+use sublet_proto::run::{MAX_CHANNELS, MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
 use sublet_proto::v1::{
     BeginRunRequest, ComponentUse, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest,
     ReadRunRequest, ReportRunRequest, RunInfo, RunList, RunPage, RunReport, UsagePoint,
@@ -430,10 +430,12 @@ fn check_id(run: &str) -> Result<(), Error> {
 
 fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {
     let nodes = components.iter().map(|used| used.nodes.len()).max().unwrap_or_default();
+    let channels = components.iter().map(|used| used.channels.len()).sum();
     for (what, count, most) in [
         ("components of a run", components.len(), MAX_COMPONENTS),
         ("points of a run", points.len(), MAX_POINTS),
         ("nodes of a component", nodes, MAX_NODES),
+        ("pairs of components that moved data", channels, MAX_CHANNELS),
     ] {
         if count > most {
             let message = format!("{count} {what}, at most {most} are kept");

@@ -9,6 +9,8 @@ pub const MAX_ENTRIES: u64 = 1 << 20;
 pub const MAX_POINTS: usize = 256;
 /// Most nodes that are reported of a component.
 pub const MAX_NODES: usize = 4;
+/// Most pairs of a compute component and a memory component for which a run's record has what was moved.
+pub const MAX_CHANNELS: usize = 512;
 
 /// Combines outputs into the input of a component: a single output as it is, several ones each behind its length in 8
 /// bytes, little endian, and followed by zeros up to a multiple of 8.

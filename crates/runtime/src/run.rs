@@ -57,6 +57,7 @@ mod report;
 mod series;
 mod sizes;
 mod swapping;
+mod traffic;
 mod uses;
 mod workers;
 

@@ -16,6 +16,7 @@ use sublet_proto::{Code, Error};
 use super::budget::{RunBudget, WaitCallbacks};
 use super::event::{RunEvent, is_lost};
 use super::memory_usage::MemoryComponentUsage;
+use super::traffic::{self, TrafficByComponent};
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use crate::memory::piece::MemoryPiece;
@@ -45,6 +46,8 @@ pub(super) struct MemoryComponent {
     used: Mutex<MemoryComponentUsage>,
     /// Worker processes that have pieces of it, by the numbers of their connections.
     reached_by: Mutex<BTreeSet<usize>>,
+    /// What compute components have moved, as far as the run has not taken it.
+    traffic: Mutex<TrafficByComponent>,
 }
 
 /// State of a memory component.
@@ -136,6 +139,7 @@ impl MemoryComponent {
             lost: Mutex::default(),
             used: Mutex::default(),
             reached_by: Mutex::default(),
+            traffic: Mutex::default(),
         }))
     }
 
@@ -219,6 +223,16 @@ impl MemoryComponent {
         let len_bytes = self.len_bytes().min(used.capacity_bytes);
         used.advance(Instant::now(), len_bytes);
         *used
+    }
+
+    /// A worker process of a compute component reports what it has moved.
+    fn count_traffic(&self, of: usize, moved: &v1::Traffic) {
+        traffic::add(lock(&self.traffic).entry(of).or_default(), moved);
+    }
+
+    /// Takes what compute components have moved since the previous call.
+    pub(super) fn take_traffic(&self) -> TrafficByComponent {
+        std::mem::take(&mut *lock(&self.traffic))
     }
 
     fn len_bytes(&self) -> u64 {

@@ -192,6 +192,7 @@ impl Mailbox<'_> {
             #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_MESSAGE_BYTES` at most")]
             let len = len as u32;
             queue.publish(record.at, word(len, own))?;
+            self.channel.traffic.count_write(len.into());
             queue.ring();
             return self.channel.check();
         }
@@ -232,6 +233,7 @@ impl Mailbox<'_> {
             queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
             queue.clear(at, bytes)?;
             queue.add(HEAD_AT, bytes)?;
+            self.channel.traffic.count_read(len.into());
             self.channel.check()?;
             return Ok((len, from));
         }
