@@ -310,7 +310,8 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let (run, other) = ("0a".repeat(16), "0b".repeat(16));
     for run in [&run, &other] {
-        let begin = BeginRunRequest { run: run.clone(), graph: "g".into(), input: Vec::new() };
+        let begin =
+            BeginRunRequest { run: run.clone(), graph: "g".into(), input: Vec::new(), plan_only: false };
         done(client.begin_run(begin).await).unwrap();
     }
     let component =
@@ -373,7 +374,12 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let run = "0a".repeat(16);
-    let begin = |run: &str, len| BeginRunRequest { run: run.into(), graph: "g".into(), input: vec![0; len] };
+    let begin = |run: &str, len| BeginRunRequest {
+        run: run.into(),
+        graph: "g".into(),
+        input: vec![0; len],
+        plan_only: false,
+    };
     for bad in ["", "0a", "../../../../../../../../graph/g/x", &"0A".repeat(16), &"0a".repeat(17)] {
         let refused = done(client.begin_run(begin(bad, 0)).await).unwrap_err();
         assert_eq!(refused.code, Code::UnknownRun, "{refused}");

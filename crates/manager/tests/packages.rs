@@ -175,7 +175,12 @@ async fn runs_keep_the_packages_that_they_began_with() {
     grant(&mut alice, "x", "bob", PackageRight::Execute).await.unwrap();
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"alice/x","function":"f","entry":true}]}"#;
     done(bob.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
-    let begin = |run: &str| BeginRunRequest { run: run.repeat(16), graph: "g".into(), input: Vec::new() };
+    let begin = |run: &str| BeginRunRequest {
+        run: run.repeat(16),
+        graph: "g".into(),
+        input: Vec::new(),
+        plan_only: false,
+    };
     let run = done(bob.begin_run(begin("0a")).await).unwrap();
     let pinned = format!("alice/x@{hers}");
     let expected = PinnedPackage { package: "alice/x".into(), pinned: pinned.clone() };

@@ -52,7 +52,8 @@ fn run_id(number: u32) -> String {
 }
 
 async fn begin(client: &mut Client, number: u32, input: usize) -> Result<RunInfo, Error> {
-    let asked = BeginRunRequest { run: run_id(number), graph: "g".into(), input: vec![7; input] };
+    let asked =
+        BeginRunRequest { run: run_id(number), graph: "g".into(), input: vec![7; input], plan_only: false };
     done(client.begin_run(asked).await)
 }
 

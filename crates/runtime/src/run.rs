@@ -52,6 +52,7 @@ mod memory;
 mod memory_usage;
 mod news;
 mod options;
+mod planned;
 mod progress;
 mod report;
 mod series;

@@ -4,6 +4,7 @@ mod documents;
 mod history;
 mod labels;
 mod layout;
+mod plan;
 mod plot;
 mod run;
 mod svg;
@@ -38,6 +39,7 @@ Examples:
   sublet graph remove app                  remove its name and all versions that no unfinished run needs
   sublet graph run app.json < in.bin       deploy and run it, with standard input as the entry's input
   sublet graph run app --retries 10        run a deployed graph by its name
+  sublet graph plan app                    show which components its next run places on one node, and why
   sublet graph top                         show the current runs and the resources of their components
   sublet graph history app                 list its runs
   sublet graph history RUN                 show what each component used, and memory leased and used over time
@@ -89,6 +91,7 @@ enum Command {
         connection: ConnectionArguments,
     },
     Run(run::RunArguments),
+    Plan(plan::PlanArguments),
     Resume(run::Resume),
     Trigger(trigger::Trigger),
     History(history::HistoryArguments),

@@ -9,6 +9,7 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1::{self, JournalEntry, PinnedPackage};
 use sublet_proto::{Code, Error};
 
+use super::planned::{PlannedNode, planned_nodes};
 use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
 use crate::manager::ManagerClient;
@@ -24,6 +25,8 @@ pub(super) struct RunJournal {
     graph: Arc<Graph>,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
+    /// Preferred locations of the components.
+    planned: HashMap<usize, PlannedNode>,
     /// Recorded numbers of instances, by component.
     instances: HashMap<usize, u32>,
     /// The number of the latest entry.
@@ -43,12 +46,14 @@ impl RunJournal {
             format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
         debug_assert_eq!(run.len(), 32, "digits of the run {run}, which sort by time in one length only");
         let (name, input) = (digest.to_owned(), input.to_vec());
-        let begun = manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
+        let request = v1::BeginRunRequest { run: run.clone(), graph: name, input, plan_only: false };
+        let begun = manager.begin_run(request)?;
         Ok(RunJournal {
             manager: manager.clone(),
             run,
             graph: graph.clone(),
             packages: begun.packages,
+            planned: planned_nodes(graph, begun.plan),
             instances: HashMap::new(),
             last: 0,
         })
@@ -65,6 +70,7 @@ impl RunJournal {
             run: run.to_owned(),
             graph: graph.clone(),
             packages: Vec::new(),
+            planned: HashMap::new(),
             instances: HashMap::new(),
             last: 0,
         };
@@ -76,6 +82,7 @@ impl RunJournal {
                 return Err(Error::new(Code::UnknownRun, format!("run {run} has ended")));
             }
             journal.packages = info.packages;
+            journal.planned = planned_nodes(graph, info.plan);
             if journal.last == 0 {
                 input = page.input;
             }
@@ -94,6 +101,11 @@ impl RunJournal {
     pub(super) fn pinned(&self, package: &str) -> String {
         let found = self.packages.iter().find(|known| known.package == package);
         found.map_or(package, |known| &known.pinned).to_owned()
+    }
+
+    /// The preferred location of a component.
+    pub(super) fn planned(&self, component: usize) -> PlannedNode {
+        self.planned.get(&component).cloned().unwrap_or_default()
     }
 
     /// The run's id.

@@ -16,6 +16,7 @@ use sublet_proto::{Code, Error};
 use super::budget::{RunBudget, WaitCallbacks};
 use super::event::{RunEvent, is_lost};
 use super::memory_usage::MemoryComponentUsage;
+use super::planned::PlannedNode;
 use super::traffic::{self, TrafficByComponent};
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
@@ -32,6 +33,7 @@ pub(super) struct MemoryComponent {
     index: usize,
     name: String,
     plan: MemoryPlan,
+    planned: PlannedNode,
     limit_bytes: u64,
     /// State that all processes with access share: the component's length, and whether it is over.
     state: Region,
@@ -116,7 +118,7 @@ impl MemoryComponent {
     pub(super) fn new(
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
-        (of, plan): (&graph::MemoryNeed, MemoryPlan),
+        (of, plan, planned): (&graph::MemoryNeed, MemoryPlan, PlannedNode),
         (account, tell): (&Arc<RunBudget>, Sender<RunEvent>),
     ) -> Result<Arc<MemoryComponent>, Error> {
         let plan = plan.limit_bytes(of.limit_bytes);
@@ -131,6 +133,7 @@ impl MemoryComponent {
             name: name.to_owned(),
             limit_bytes: of.limit_bytes,
             plan,
+            planned,
             state,
             is_over: AtomicU32::new(0),
             account: account.clone(),
@@ -143,11 +146,12 @@ impl MemoryComponent {
         }))
     }
 
-    /// Makes the component, near the node that accesses it first.
+    /// Makes the component, where it is planned, or near the node that accesses it first.
     fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
         let mut stage = write_lock(&self.stage);
         let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
-        let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
+        let near = self.planned.near(vec![node.to_owned()]);
+        let memory = Memory::new(manager.clone(), self.plan.clone().near(near))?;
         let (weak, tell) = (Arc::downgrade(self), tell.clone());
         memory.on_end(move |error| {
             if let Some(component) = weak.upgrade() {
