@@ -433,6 +433,15 @@ fn assert_sums(cluster: &Cluster, from: &Host, count: u64) {
         let [(_, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
         let sum = u64::from_le_bytes(outputs[0].as_slice().try_into().unwrap());
         assert_eq!(sum, count * (count + 1) / 2);
+        let moved = |component: &str, memory: &str| {
+            let used = outcome.components.iter().find(|used| used.component == component).unwrap();
+            let channel = used.channels.iter().find(|channel| channel.memory == memory);
+            channel.unwrap_or_else(|| panic!("{used:?}")).traffic.unwrap()
+        };
+        let (filled, read) = (moved("fill", "numbers"), moved("share", "numbers"));
+        assert_eq!((filled.writes, filled.written_bytes), (count.div_ceil(512), count * 8));
+        assert_eq!((filled.reads, read.read_bytes, read.writes), (0, count * 8, 0));
+        assert_eq!((moved("share", "sums").written_bytes, moved("total", "sums").read_bytes), (16, 16));
         cluster.wait_until_idle();
     });
 }

@@ -104,6 +104,9 @@ fn a_function_continues_in_memory_components_beyond_its_lease() {
         // All pages that are not resident are in the swap space, and it has no more than may be allocated.
         let gone = (LARGE_MIB * MIB - OWN_BYTES..=SWAP_BYTES).contains(&swap.used_bytes);
         assert!(gone && swap.allocated_bytes <= SWAP_BYTES, "{swap:?}");
+        let moved = own.channels.iter().find(|channel| channel.memory == "large/swap").unwrap();
+        let moved = moved.traffic.unwrap();
+        assert!(moved.reads > 0 && moved.written_bytes >= (LARGE_MIB * MIB - OWN_BYTES) / 2, "{own:?}");
         assert_idle(&platform);
     }
 }

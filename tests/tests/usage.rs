@@ -9,7 +9,7 @@ use std::thread::scope;
 
 use serde_json::{Value, json};
 use sublet::{Access, Application, Code, News, Outcome, RunOptions};
-use sublet_proto::v1::ComponentUse;
+use sublet_proto::v1::{ComponentUse, Traffic};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
 use sublet_tests::platform::PlatformProcess;
@@ -58,6 +58,13 @@ fn of<'outcome>(outcome: &'outcome Outcome, name: &str) -> &'outcome ComponentUs
     outcome.components.iter().find(|used| used.component == name).unwrap()
 }
 
+/// Data that a component moved to and from a memory component.
+fn moved(outcome: &Outcome, component: &str, memory: &str) -> Traffic {
+    let used = of(outcome, component);
+    let channel = used.channels.iter().find(|channel| channel.memory == memory);
+    channel.unwrap_or_else(|| panic!("{used:?}")).traffic.unwrap()
+}
+
 /// Runs the application, and lists the components that waited, each with the reason.
 fn waited(
     application: &Application,
@@ -85,6 +92,7 @@ fn workers_own_memory_is_recorded_with_their_run() {
     // The same process executes it, and has given that back.
     assert!(after.used_bytes < 16 * MIB, "{after:?}");
     assert_eq!((hoard.allocated_bytes, hoard.nodes.len()), (256 * MIB, 1));
+    assert!((1..60_000_000_000).contains(&hoard.cpu_ns), "it wrote 64 MiB: {hoard:?}");
 
     let run = platform.json(&["graph", "history", &outcome.run]);
     let points = run["points"].as_array().unwrap();
@@ -105,6 +113,70 @@ fn workers_own_memory_is_recorded_with_their_run() {
     let leases = platform.json(&["ps", "--all"])["leases"].clone();
     let peak = leases[0]["usage"]["memory_peak_bytes"].as_u64().unwrap();
     assert!(peak >= 64 * MIB, "the lease's own account says so, too: {leases}");
+}
+
+#[test]
+fn what_components_move_is_recorded_for_each_memory() {
+    let platform = platform();
+    let mut share = compute("share", "share", 8 * MIB);
+    share["parallelism"] = json!(2);
+    let components = [
+        entry("fill", "fill", 8 * MIB),
+        share,
+        compute("total", "total", 8 * MIB),
+        json!({ "name": "numbers", "type": "memory" }),
+        json!({ "name": "sums", "type": "memory" }),
+    ];
+    let reads = |from: &str, to: &str| json!({ "type": "access", "from": from, "to": to, "rights": "read" });
+    let edges = [
+        trigger("fill", "share"),
+        trigger("share", "total"),
+        writes("fill", "numbers"),
+        reads("share", "numbers"),
+        writes("share", "sums"),
+        reads("total", "sums"),
+    ];
+    let application = application(&platform, &document(&components, &edges, &json!({})));
+    let count: u64 = 10_000;
+    let outcome = application.run(&count.to_le_bytes()).unwrap();
+    let filled = Traffic { writes: 20, written_bytes: 8 * count, ..Traffic::default() };
+    assert_eq!(moved(&outcome, "fill", "numbers"), filled);
+    let mapped = Traffic { maps: 2, mapped_bytes: 2 * 8 * count, ..Traffic::default() };
+    assert_eq!(moved(&outcome, "share", "numbers"), mapped);
+    let written = Traffic { writes: 2, written_bytes: 16, ..Traffic::default() };
+    assert_eq!(moved(&outcome, "share", "sums"), written);
+    let read = Traffic { reads: 2, read_bytes: 16, ..Traffic::default() };
+    assert_eq!(moved(&outcome, "total", "sums"), read);
+
+    let run = platform.json(&["graph", "history", &outcome.run]);
+    let shown = &run["components"][0]["channels"];
+    let expected = json!([{
+        "memory": "numbers", "reads": 0, "read_bytes": 0, "writes": 20, "written_bytes": 8 * count,
+        "maps": 0, "mapped_bytes": 0,
+    }]);
+    assert_eq!(*shown, expected, "{run}");
+    let text = String::from_utf8(platform.run(&["graph", "history", &outcome.run]).stdout).unwrap();
+    let is_row =
+        |line: &str| line.starts_with("fill ") && line.contains(" numbers ") && line.contains("78.1 KiB");
+    assert!(text.lines().any(is_row), "{text}");
+}
+
+#[test]
+fn messages_are_counted_at_both_ends_of_their_edge() {
+    let platform = platform();
+    let components =
+        [entry("start", "later", 8 * MIB), compute("ask", "ask", 8 * MIB), compute("tell", "tell", 8 * MIB)];
+    let edges = [
+        trigger("start", "ask"),
+        trigger("start", "tell"),
+        json!({ "type": "message", "from": "ask", "to": "tell" }),
+    ];
+    let application = application(&platform, &document(&components, &edges, &json!({})));
+    let outcome = application.run(&300u64.to_le_bytes()).unwrap();
+    let (asked, told) = (moved(&outcome, "ask", "ask~tell"), moved(&outcome, "tell", "ask~tell"));
+    assert_eq!((asked.writes, asked.reads, asked.read_bytes), (300, 300, 300 * 8));
+    assert_eq!((told.writes, told.written_bytes, told.reads), (300, 300 * 8, 300));
+    assert!(asked.written_bytes > 0 && asked.written_bytes == told.read_bytes, "{asked:?}, {told:?}");
 }
 
 #[test]

@@ -400,7 +400,8 @@ impl Supervisor<'_> {
             FromClient::Measure(_) => {
                 let memory_bytes = self.held.meter.look();
                 let usage = Some(self.held.meter.read().usage);
-                self.tell(ToClient::Measured(v1::Measured { usage, memory_bytes }))
+                let cpu_ns = self.held.meter.processor_ns();
+                self.tell(ToClient::Measured(v1::Measured { usage, memory_bytes, cpu_ns }))
             }
         }
     }

@@ -103,7 +103,12 @@ impl PrivateInstance {
 
     /// Access to its Unix socket.
     pub(super) fn access(&self) -> Access {
-        Access { managers: vec![Address::Unix(self.state.join("manager.sock"))], ca_pem: None, token: None, tenant: None }
+        Access {
+            managers: vec![Address::Unix(self.state.join("manager.sock"))],
+            ca_pem: None,
+            token: None,
+            tenant: None,
+        }
     }
 
     /// Access to one of its ports by TLS, with its own certificate authority.

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
-    AgentReport, ClientRequest, Core, CoreAction, CoreEvent, CoreSettings, InstanceId, Joining, LeaseId,
-    LeaseReport, LeaseTerms, LendingState, Locality, NodeKey, QueueLimits, Refusals, ReportedEnd, RequestId,
-    TenantKey, TokenStatus,
+    AgentReport, Amount, ClientRequest, CommunicatingSet, Core, CoreAction, CoreEvent, CoreSettings,
+    InstanceId, Joining, LeaseId, LeaseReport, LeaseTerms, LendingState, Locality, NodeKey, PoolResources,
+    QueueLimits, Refusals, ReportedEnd, RequestId, TenantKey, TokenStatus, decide,
 };
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageBuild, PackageInfo, Usage};
@@ -307,5 +307,29 @@ fn decisions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions);
+/// Times the decision on the sets of a run that competes with others, 1,000 candidates in all, for a pool that is full.
+/// It is to take less than 100 ms.
+fn aggregation(criterion: &mut Criterion) {
+    let amount = |cores, gib: u64| Amount { cores, memory_bytes: gib << 30 };
+    let set = |number: u64| CommunicatingSet {
+        moved_bytes: number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24,
+        compute: amount(1 + number % 7, 1 + number % 5),
+        memory_bytes: (1 + number % 11) << 30,
+        is_mapped: number.is_multiple_of(10),
+    };
+    let sets: Vec<CommunicatingSet> = (0..1000).map(set).collect();
+    let pools = PoolResources {
+        balanced_lent: amount(4000, 16_000),
+        balanced_leased: amount(4000, 16_000),
+        compute_free: amount(2000, 3000),
+        memory_free: amount(0, 8000),
+    };
+    let mut group = criterion.benchmark_group("aggregation");
+    group.bench_function("1,000 candidates", |bencher| {
+        bencher.iter(|| decide(black_box(&sets[..10]), &sets[10..], &pools, 700));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, decisions, aggregation);
 criterion_main!(benches);

@@ -15,6 +15,7 @@
 //! neighbours.rs  nodes that name each other
 //! lease.rs     a lease's life                         table.rs      all of them
 //! tenants.rs   quotas                                 waiting.rs    the bounded, fair queue
+//! aggregation.rs  which components of a run share a node
 //! application_runs.rs  runs under common limits
 //! ```
 //!
@@ -33,6 +34,7 @@
 //!
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
 
+mod aggregation;
 mod application_runs;
 mod chance;
 mod classes;
@@ -63,6 +65,7 @@ mod weighing;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, LeaseState};
 
+pub use aggregation::{Amount, CommunicatingSet, Decision, PoolResources, WHOLE_PERMILLE, decide};
 pub use application_runs::RunNumber;
 pub use classes::DEFAULT_PU;
 pub(crate) use classes::may_run_on;

@@ -53,6 +53,7 @@ mod options;
 mod packages;
 mod parts;
 pub mod peers;
+mod plans;
 mod quotas;
 mod reply;
 mod retention;

@@ -45,6 +45,8 @@ pub struct ManagerOptions {
     /// Memory for each core of balanced nodes, if nodes that name no pool are assigned to one by the resources they
     /// have left.
     pub balanced_bytes: Option<u64>,
+    /// Part of the balanced pool, in thousandths, up to which components of runs are planned together.
+    pub watermark_permille: u32,
     /// Times after which ended leases, runs and names are removed.
     pub retention: Retention,
     /// Kind of its nodes.
@@ -65,6 +67,7 @@ impl ManagerOptions {
             queue: QueueLimits::default(),
             connections: ConnectionLimits::default(),
             balanced_bytes: None,
+            watermark_permille: 700,
             retention: Retention::default(),
             level: Level::Rack,
         }

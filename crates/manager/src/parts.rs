@@ -16,6 +16,7 @@ use crate::graphs::Graphs;
 use crate::options::{ManagerOptions, StoreOptions};
 use crate::packages::StorePackages;
 use crate::peers::Peers;
+use crate::plans::RunPlans;
 use crate::quotas::Quotas;
 use crate::retention::{Retention, RetentionParts, Sharing};
 use crate::runs::StoreRuns;
@@ -51,6 +52,7 @@ pub(crate) struct SharedParts {
     pub(crate) tenants: Arc<StoreTenants>,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) bills: Arc<Bills>,
+    pub(crate) plans: Arc<RunPlans>,
     pub(crate) database: Database,
 }
 
@@ -65,6 +67,7 @@ impl SharedParts {
             packages: StorePackages::new(database.clone(), clock),
             graphs: Graphs::new(database.clone(), clock),
             runs: StoreRuns::new(database.clone()),
+            plans: Arc::clone(&self.plans),
             secrets: StoreSecrets::new(database.clone(), clock, secrets_file),
             bills: Arc::clone(&self.bills),
             database: database.clone(),
@@ -124,6 +127,7 @@ pub(crate) fn open(options: &ManagerOptions, addresses: &[SocketAddr]) -> Result
         tenants: Arc::new(StoreTenants::new(database.clone())),
         quotas: Arc::new(Quotas::new(database.clone())),
         bills: Arc::new(Bills::new(database.clone(), clock)),
+        plans: Arc::new(RunPlans::new(options.watermark_permille, options.level)),
         database,
     };
     Ok(OpenedParts { folder, certificates, is_read_only, shared })

@@ -22,6 +22,7 @@ use crate::bill::Bills;
 use crate::database::Database;
 use crate::graphs::Graphs;
 use crate::packages::StorePackages;
+use crate::plans::RunPlans;
 use crate::quotas::Quotas;
 use crate::runs::StoreRuns;
 use crate::secrets::StoreSecrets;
@@ -43,6 +44,7 @@ pub(crate) struct ServiceParts {
     pub(crate) packages: StorePackages,
     pub(crate) graphs: Graphs,
     pub(crate) runs: StoreRuns,
+    pub(crate) plans: Arc<RunPlans>,
     pub(crate) secrets: StoreSecrets,
     pub(crate) bills: Arc<Bills>,
     pub(crate) store_managers: Arc<StoreManagers>,

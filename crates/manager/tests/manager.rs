@@ -357,10 +357,12 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
     assert_eq!(done(client.report_run(nowhere).await).unwrap_err().code, Code::UnknownRun);
     let other = ReportRunRequest { run: "0b".repeat(16), ..ReportRunRequest::default() };
     let nodes = ComponentUse { nodes: vec![String::new(); 5], ..ComponentUse::default() };
+    let channels = ComponentUse { channels: vec![ChannelUse::default(); 257], ..ComponentUse::default() };
     for bad in [
         ReportRunRequest { points: points(257), ..other.clone() },
         ReportRunRequest { components: vec![component(1); 1025], ..other.clone() },
-        ReportRunRequest { components: vec![nodes], ..other },
+        ReportRunRequest { components: vec![nodes], ..other.clone() },
+        ReportRunRequest { components: vec![channels; 2], ..other },
     ] {
         assert_eq!(done(client.report_run(bad).await).unwrap_err().code, Code::InvalidArgument);
     }

@@ -28,6 +28,8 @@ pub fn entries_before(epoch: u64) -> u64 {
     debug_assert!(epoch <= MAX_EPOCH, "a lease of epoch {epoch}");
     epoch * MAX_ENTRIES
 }
+/// Most pairs of a compute component and a memory component for which a run's record has what was moved.
+pub const MAX_CHANNELS: usize = 512;
 
 /// Combines outputs into the input of a component: a single output as it is, several ones each behind its length in 8
 /// bytes, little endian, and followed by zeros up to a multiple of 8.

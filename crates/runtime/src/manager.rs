@@ -390,6 +390,12 @@ impl ManagerClient {
         self.ask(request, async |mut stub, request| stub.read_run(request).await)
     }
 
+    /// The plan of a run of a deployed graph, were it to begin now.
+    pub fn plan_run(&self, graph: &str) -> Result<v1::RunInfo, Error> {
+        let graph = graph.to_owned();
+        self.begin_run(v1::BeginRunRequest { graph, plan_only: true, ..v1::BeginRunRequest::default() })
+    }
+
     pub(crate) fn begin_run(&self, request: v1::BeginRunRequest) -> Result<v1::RunInfo, Error> {
         self.ask(request, async |mut stub, request| stub.begin_run(request).await)
     }

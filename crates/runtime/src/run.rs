@@ -68,12 +68,14 @@ mod memory;
 mod memory_usage;
 mod news;
 mod options;
+mod planned;
 mod progress;
 mod report;
 mod runner;
 mod series;
 mod sizes;
 mod swapping;
+mod traffic;
 mod uses;
 mod workers;
 

@@ -169,6 +169,11 @@ impl LeaseMeter {
         lock(&self.memory).note(monotonic_ns(), memory.read().unwrap_or(NOTHING))
     }
 
+    /// Processor time of all worker processes until the latest sample, by the kernel's count, in nanoseconds.
+    pub(crate) fn processor_ns(&self) -> u64 {
+        lock(&self.compute).total_ns
+    }
+
     /// Region that the workers write; only they and the agent map it.
     pub(crate) fn region(&self) -> &Region {
         &self.region

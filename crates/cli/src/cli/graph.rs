@@ -5,6 +5,7 @@ mod documents;
 mod history;
 mod labels;
 mod layout;
+mod plan;
 mod plot;
 mod run;
 mod svg;
@@ -44,6 +45,7 @@ Examples:
   sublet graph wait RUN --timeout 10s --output out
   sublet graph logs RUN                    show its latest events: starts, losses, failures and what failed functions printed
   sublet graph cancel RUN                  end a run before it is done
+  sublet graph plan app                    show which components its next run places on one node, and why
   sublet graph top                         show the current runs and the resources of their components
   sublet graph history app                 list its runs
   sublet graph history RUN                 show what each component used, and memory leased and used over time
@@ -95,6 +97,7 @@ enum Command {
         connection: ConnectionArguments,
     },
     Run(run::RunArguments),
+    Plan(plan::PlanArguments),
     Resume(run::Resume),
     Wait(detached::WaitArguments),
     Cancel(detached::CancelArguments),

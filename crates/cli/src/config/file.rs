@@ -93,6 +93,8 @@ impl ConfigReader<'_> {
                 let number = u64::from_str_radix(number.as_str(), number.radix());
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
             }
+            (ValueKind::Fraction, DeValue::Float(number)) => Ok(number.as_str().to_owned()),
+            (ValueKind::Fraction, DeValue::Integer(number)) => Ok(number.as_str().to_owned()),
             // A single value may replace a list, and a list of one value a single value: the same key may be a list for one
             // program and not for the other.
             (ValueKind::List, DeValue::String(text)) => Ok(text.to_string()),

@@ -42,6 +42,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<ManagerOptions, Er
         queue: queue(settings)?,
         connections: connections(settings)?,
         balanced_bytes: settings.value("pools.balanced", balanced)?,
+        watermark_permille: settings.needed("pools.watermark", permille)?,
         retention: Retention {
             ledger: settings.needed("retention.ledger", retention)?,
             runs: settings.needed("retention.runs", retention)?,
@@ -238,6 +239,22 @@ fn balanced(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses a part of a whole, as 0.7, with at most three decimals, and returns it in thousandths.
+fn permille(text: &str) -> Result<u32, String> {
+    let wrong = || format!("{text:?} is not a part from 0 to 1 with at most three decimals, as 0.7");
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !is_number(whole) || !is_number(decimals) || decimals.len() > 3 {
+        return Err(wrong());
+    }
+    let thousandths: u32 = format!("{decimals:0<3}").parse().map_err(|_| wrong())?;
+    match whole.parse::<u32>() {
+        Ok(0) => Ok(thousandths),
+        Ok(1) if thousandths == 0 => Ok(1000),
+        _ => Err(wrong()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -261,7 +278,22 @@ mod tests {
         let usual = QueueLimits::default();
         assert_eq!((options.queue.total, options.queue.per_tenant), (usual.total, usual.per_tenant));
         assert_eq!(options.retention, Retention::default());
+        assert_eq!(options.watermark_permille, 700);
         assert!(matches!(options.tls, Tls::Generated { names } if names.is_empty()));
+    }
+
+    #[test]
+    fn watermark_is_a_part_of_the_pool() {
+        let parsed = ["0", "0.7", "0.125", "1", "1.000"].map(permille);
+        assert_eq!(parsed, [Ok(0), Ok(700), Ok(125), Ok(1000), Ok(1000)]);
+        for wrong in ["", ".5", "0.", "1.5", "2", "-0.5", "0.1234", "70%", "1e-1", "+1", "nan"] {
+            assert!(permille(wrong).unwrap_err().contains("from 0 to 1"), "{wrong}");
+        }
+        let file =
+            super::super::file::parse("m.toml".as_ref(), "[pools]\nwatermark = 0.25", &SCHEMA).unwrap();
+        let mut settings = defaults();
+        settings.settings.extend(file);
+        assert_eq!(options(&settings).unwrap().watermark_permille, 250);
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub(crate) enum ValueKind {
     Whole,
     /// A whole number, or text with a unit.
     Size,
+    /// A number with a decimal point, or a whole one.
+    Fraction,
     List,
     /// `true` or `false`.
     Switch,
@@ -60,6 +62,7 @@ impl ValueKind {
             ValueKind::Text => "text in quotation marks",
             ValueKind::Whole => "a whole number, 0 or more",
             ValueKind::Size => "a whole number of bytes, or text as \"4GiB\"",
+            ValueKind::Fraction => "a number, as 0.7",
             ValueKind::List => "a list of texts, as [\"one\", \"two\"]",
             ValueKind::Switch => "true or false",
         }

@@ -2,7 +2,8 @@
 
 use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::run::{
-    MAX_ENTRIES, MAX_NODES, MAX_NOTE_BYTES, MAX_NOTES, MAX_OUTPUT_BYTES, MAX_POINTS, entries_before,
+    MAX_CHANNELS, MAX_ENTRIES, MAX_NODES, MAX_NOTE_BYTES, MAX_NOTES, MAX_OUTPUT_BYTES, MAX_POINTS,
+    entries_before,
 };
 use sublet_proto::v1::{ComponentUse, JournalEntry, RunNote, UsagePoint};
 use sublet_proto::{Code, Error};
@@ -20,10 +21,12 @@ pub(super) fn check_id(run: &str) -> Result<(), Error> {
 
 pub(super) fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {
     let nodes = components.iter().map(|used| used.nodes.len()).max().unwrap_or_default();
+    let channels = components.iter().map(|used| used.channels.len()).sum();
     for (what, count, most) in [
         ("components of a run", components.len(), MAX_COMPONENTS),
         ("points of a run", points.len(), MAX_POINTS),
         ("nodes of a component", nodes, MAX_NODES),
+        ("pairs of components that moved data", channels, MAX_CHANNELS),
     ] {
         if count > most {
             let message = format!("{count} {what}, at most {most} are kept");

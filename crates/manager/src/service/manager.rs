@@ -19,8 +19,8 @@ use sublet_proto::v1::{
     PackageRight, PublishPackageRequest, ReadRunRequest, RemoveGraphReply, RemoveGraphRequest,
     RemovePackageReply, RemovePackageRequest, RemoveRunsReply, RemoveRunsRequest, RemoveSecretRequest,
     RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest, Role, RunInfo,
-    RunList, RunPage, SecretInfo, SecretList, SetSecretRequest, StoreUse, TakeRunReply, TakeRunRequest,
-    Tenant, TenantList, Token, TokenList,
+    RunList, RunPage, RunPlan, SecretInfo, SecretList, SetSecretRequest, StoreUse, TakeRunReply,
+    TakeRunRequest, Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error};
 use tonic::{Request, Response, Status, Streaming};
@@ -33,6 +33,7 @@ use crate::garbage::{self, RemovedBlobs};
 use crate::graphs;
 use crate::listen::Peer;
 use crate::packages::{Asker, Versions};
+use crate::plans::{HISTORY_RUNS, RunPlans};
 use crate::reply::ReplyPage;
 use crate::secrets::StoreSecrets;
 use crate::store::RECORD_BYTES;
@@ -264,6 +265,9 @@ impl Manager for Service {
     async fn end_run(&self, request: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {
         let tenant = caller(&request)?.tenant;
         let ended = self.0.runs.end(&tenant, request.into_inner(), self.0.shell.clock.now_ms()).await;
+        if let Ok(info) = &ended {
+            self.0.plans.end(&info.run);
+        }
         self.0.quotas.removed(&tenant);
         answer(ended)
     }
@@ -440,9 +444,24 @@ impl ServiceParts {
             component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
         });
         let packages = self.packages.pin(Asker::of(caller), named).await?;
+        let plan = self.plan_run(&caller.tenant, &name).await;
+        let begun = RunInfo { graph: name, digest, packages, plan, ..RunInfo::default() };
+        if asked.plan_only {
+            return Ok(RunInfo { tenant: caller.tenant.to_string(), ..begun });
+        }
         self.admit_run(caller, asked.input.len()).await?;
-        let begun = RunInfo { graph: name, digest, packages, ..RunInfo::default() };
-        self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await
+        let info = self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await?;
+        if let Some(plan) = &info.plan {
+            self.plans.begin(&info.run, plan);
+        }
+        Ok(info)
+    }
+
+    /// Plans a run of a graph. `None` if nothing is known of earlier runs, or the store does not answer.
+    async fn plan_run(&self, tenant: &str, graph: &str) -> Option<RunPlan> {
+        let runs = self.runs.succeeded(tenant, graph, HISTORY_RUNS).await.ok()?;
+        let nodes = self.shell.look(RunPlans::nodes).ok()?;
+        self.plans.plan(&runs, nodes)
     }
 
     async fn bill(&self, caller: &CallerIdentity, asked: BillRequest) -> Result<BillReply, Error> {

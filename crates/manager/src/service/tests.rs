@@ -18,11 +18,12 @@ use super::{Service, ServiceParts};
 use crate::auth::{Authorizer, CallerIdentity};
 use crate::bill::Bills;
 use crate::clock::Clock;
-use crate::core::{Core, CoreSettings, QueueLimits};
+use crate::core::{Core, CoreSettings, Level, QueueLimits};
 use crate::database::Database;
 use crate::graphs::Graphs;
 use crate::packages::StorePackages;
 use crate::peers::Peers;
+use crate::plans::RunPlans;
 use crate::quotas::Quotas;
 use crate::runs::StoreRuns;
 use crate::secrets::StoreSecrets;
@@ -67,6 +68,7 @@ async fn fixture() -> ServiceFixture {
         packages: StorePackages::new(database.clone(), clock),
         graphs: Graphs::new(database.clone(), clock),
         runs: StoreRuns::new(database.clone()),
+        plans: Arc::new(RunPlans::new(700, Level::Rack)),
         secrets: StoreSecrets::new(database.clone(), clock, folder.path().join("secrets.key")),
         bills: Arc::new(Bills::new(database.clone(), clock)),
         store_managers: Arc::new(StoreManagers::new(database.clone(), peers, 1)),

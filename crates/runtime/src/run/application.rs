@@ -8,6 +8,7 @@ use sublet_proto::graph::Graph;
 use super::execute::Environment;
 use super::history::RunHistory;
 use super::options::RunOptions;
+use super::planned::PlannedNode;
 use super::workers::ComponentWorkers;
 use super::{mailboxes, swapping};
 use crate::lease::link::lock;
@@ -54,12 +55,13 @@ impl Application {
         }
     }
 
-    /// Workers that were kept, if there are any.
-    pub(super) fn kept(&self, environment: &Environment) -> Option<ComponentWorkers> {
+    /// Workers that were kept and suit a planned node, if there are any.
+    pub(super) fn kept(&self, environment: &Environment, planned: &PlannedNode) -> Option<ComponentWorkers> {
         let mut kept = lock(&self.kept);
         let all = kept.get_mut(environment)?;
         all.retain(ComponentWorkers::are_there);
-        all.pop()
+        let found = all.iter().rposition(|workers| planned.suits(&workers.nodes()))?;
+        Some(all.swap_remove(found))
     }
 
     /// Takes all kept workers, because a component waits for their resources.

@@ -231,6 +231,7 @@ impl<'run> RunDriver<'run> {
         let index = graph.result()?;
         let component = self.memories.remove(&index)?;
         drop(self.account.leave_memory(index));
+        self.uses.count_traffic(index, component.take_traffic());
         let (memory, used) = component.hand_out();
         self.uses.count_memory(index, used);
         Some(RunResult { component: graph.components[index].name.clone(), memory: memory? })
@@ -340,6 +341,7 @@ impl<'run> RunDriver<'run> {
         add(Now { allocated_bytes: idle, used_bytes: 0 });
         for (&memory, component) in &self.memories {
             let MemoryComponentUsage { capacity_bytes, len_bytes, .. } = component.used();
+            self.uses.count_traffic(memory, component.take_traffic());
             let now = Now { allocated_bytes: capacity_bytes, used_bytes: len_bytes };
             add(now);
             self.uses.note(memory, now);
@@ -596,6 +598,7 @@ impl<'run> RunDriver<'run> {
         let Some(component) = self.memories.remove(&memory).filter(|memory| memory.has_begun()) else {
             return;
         };
+        self.uses.count_traffic(memory, component.take_traffic());
         // Before another component requests its share.
         let share = self.account.leave_memory(memory).map(Arc::new);
         let (ending, held) = (component.clone(), share.clone());

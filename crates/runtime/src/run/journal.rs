@@ -15,6 +15,7 @@ use sublet_proto::v1::{self, JournalEntry, PinnedPackage, RunNote};
 use sublet_proto::{Code, Error, version};
 
 use super::lease::{self, DriverLease, LEASE_MS};
+use super::planned::{PlannedNode, planned_nodes};
 use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
 use crate::manager::ManagerClient;
@@ -35,6 +36,8 @@ pub(super) struct RunJournal {
     is_detached: bool,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
+    /// Preferred locations of the components.
+    planned: HashMap<usize, PlannedNode>,
     /// Recorded numbers of instances, by component.
     instances: HashMap<usize, u32>,
     /// Components with external effects that have begun.
@@ -105,7 +108,7 @@ impl RunJournal {
             input: input.to_vec(),
             runner: lease::client_name()?,
             lease_ms: LEASE_MS,
-            detached: None,
+            ..v1::BeginRunRequest::default()
         })?;
         Ok(RunJournal::of(manager, graph, begun))
     }
@@ -120,6 +123,7 @@ impl RunJournal {
             graph: graph.clone(),
             is_detached: info.terms.is_some(),
             packages: info.packages,
+            planned: planned_nodes(graph, info.plan),
             instances: HashMap::new(),
             begun: HashSet::new(),
             last: entries_before(epoch),
@@ -163,6 +167,11 @@ impl RunJournal {
     pub(super) fn pinned(&self, package: &str) -> String {
         let found = self.packages.iter().find(|known| known.package == package);
         found.map_or(package, |known| &known.pinned).to_owned()
+    }
+
+    /// The preferred location of a component.
+    pub(super) fn planned(&self, component: usize) -> PlannedNode {
+        self.planned.get(&component).cloned().unwrap_or_default()
     }
 
     /// The run's id.

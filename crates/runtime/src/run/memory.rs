@@ -16,6 +16,8 @@ use sublet_proto::{Code, Error};
 use super::budget::{RunBudget, WaitCallbacks};
 use super::event::{RunEvent, is_lost};
 use super::memory_usage::MemoryComponentUsage;
+use super::planned::PlannedNode;
+use super::traffic::{self, TrafficByComponent};
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use crate::memory::piece::MemoryPiece;
@@ -31,6 +33,7 @@ pub(super) struct MemoryComponent {
     pub(super) index: usize,
     name: String,
     plan: MemoryPlan,
+    planned: PlannedNode,
     limit_bytes: u64,
     /// Bytes that it begins with, also when it is made again: the caller's.
     content: Option<Arc<Vec<u8>>>,
@@ -52,6 +55,8 @@ pub(super) struct MemoryComponent {
     cuts: AtomicU32,
     /// Whether a component that may access it has begun: 1 or 0. Written by the driver.
     begun: AtomicU32,
+    /// What compute components have moved, as far as the run has not taken it.
+    traffic: Mutex<TrafficByComponent>,
 }
 
 /// State of a memory component.
@@ -121,7 +126,7 @@ impl MemoryComponent {
     pub(super) fn new(
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
-        (of, plan, content): (&graph::MemoryNeed, MemoryPlan, Option<Arc<Vec<u8>>>),
+        (of, plan, content, planned): (&graph::MemoryNeed, MemoryPlan, Option<Arc<Vec<u8>>>, PlannedNode),
         (account, tell): (&Arc<RunBudget>, Sender<RunEvent>),
     ) -> Result<Arc<MemoryComponent>, Error> {
         let plan = plan.limit_bytes(of.limit_bytes);
@@ -137,6 +142,7 @@ impl MemoryComponent {
             limit_bytes: of.limit_bytes,
             plan,
             content,
+            planned,
             state,
             is_over: AtomicU32::new(0),
             account: account.clone(),
@@ -147,6 +153,7 @@ impl MemoryComponent {
             reached_by: Mutex::default(),
             cuts: AtomicU32::new(0),
             begun: AtomicU32::new(0),
+            traffic: Mutex::default(),
         };
         // A worker sees the length before it asks for the bytes.
         component.word(LEN_AT).store(component.content_bytes(), Ordering::Release);
@@ -158,11 +165,12 @@ impl MemoryComponent {
         self.content.as_ref().map_or(0, |content| content.len() as u64)
     }
 
-    /// Makes the component, near the node that accesses it first.
+    /// Makes the component, where it is planned, or near the node that accesses it first.
     fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
         let mut stage = write_lock(&self.stage);
         let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
-        let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
+        let near = self.planned.near(vec![node.to_owned()]);
+        let memory = Memory::new(manager.clone(), self.plan.clone().near(near))?;
         if let Some(content) = &self.content {
             memory.write(0, content.as_slice())?;
             memory.sync()?;
@@ -252,6 +260,16 @@ impl MemoryComponent {
         let len_bytes = self.len_bytes().min(used.capacity_bytes);
         used.advance(Instant::now(), len_bytes);
         *used
+    }
+
+    /// A worker process of a compute component reports what it has moved.
+    fn count_traffic(&self, of: usize, moved: &v1::Traffic) {
+        traffic::add(lock(&self.traffic).entry(of).or_default(), moved);
+    }
+
+    /// Takes what compute components have moved since the previous call.
+    pub(super) fn take_traffic(&self) -> TrafficByComponent {
+        std::mem::take(&mut *lock(&self.traffic))
     }
 
     fn len_bytes(&self) -> u64 {

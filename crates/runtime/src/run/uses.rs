@@ -11,11 +11,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use sublet_proto::graph::{Compute, Graph};
-use sublet_proto::run::MAX_NODES;
-use sublet_proto::v1::{ComponentUse, Measured, UsagePoint};
+use sublet_proto::run::{MAX_CHANNELS, MAX_NODES};
+use sublet_proto::v1::{ChannelUse, ComponentUse, Measured, UsagePoint};
 
 use super::memory_usage::MemoryComponentUsage;
 use super::series::MemorySeries;
+use super::traffic::{self, TrafficByComponent};
 use crate::lease::ClientLease;
 use crate::lease::link::Asked;
 
@@ -62,6 +63,7 @@ pub(super) struct Readings {
 struct Between {
     bytes: u64,
     byte_us: u64,
+    cpu_ns: u64,
 }
 
 fn between(lease_bytes: u64, first: &Measured, before: &Measured, after: &Measured) -> Between {
@@ -80,6 +82,7 @@ fn between(lease_bytes: u64, first: &Measured, before: &Measured, after: &Measur
         byte_us: byte_us
             .saturating_sub(own_bytes.saturating_mul(elapsed_us))
             .min(lease_bytes.saturating_mul(elapsed_us)),
+        cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
     }
 }
 
@@ -205,6 +208,26 @@ impl Uses {
         uses.used_byte_us = uses.used_byte_us.saturating_add(used_byte_us);
     }
 
+    /// Counts what compute components have moved to and from a memory component.
+    pub(super) fn count_traffic(&mut self, memory: usize, moved: TrafficByComponent) {
+        for (component, more) in moved {
+            let memory = self.components[memory].component.clone();
+            let is_full =
+                || self.components.iter().map(|used| used.channels.len()).sum::<usize>() >= MAX_CHANNELS;
+            let known =
+                self.components[component].channels.iter().position(|channel| channel.memory == memory);
+            if known.is_none() && is_full() {
+                continue;
+            }
+            let channels = &mut self.components[component].channels;
+            let at = known.unwrap_or_else(|| {
+                channels.push(ChannelUse { memory, traffic: None });
+                channels.len() - 1
+            });
+            traffic::add(channels[at].traffic.get_or_insert_default(), &more);
+        }
+    }
+
     /// Counts the readings that agents have answered meanwhile.
     fn read(&mut self) {
         let is_settled = |readings: &Readings| {
@@ -219,9 +242,11 @@ impl Uses {
             let used = readings.iter().filter_map(of).fold(Between::default(), |sum, of| Between {
                 bytes: sum.bytes.saturating_add(of.bytes),
                 byte_us: sum.byte_us.saturating_add(of.byte_us),
+                cpu_ns: sum.cpu_ns.saturating_add(of.cpu_ns),
             });
             let uses = &mut self.components[component];
             uses.used_bytes = uses.used_bytes.max(used.bytes);
+            uses.cpu_ns = uses.cpu_ns.saturating_add(used.cpu_ns);
             // Times of the two are not measured by one clock.
             uses.used_byte_us = uses.used_byte_us.saturating_add(used.byte_us).min(uses.allocated_byte_us);
         }
@@ -252,14 +277,14 @@ pub(super) fn micros(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use sublet_proto::v1::Usage;
+    use sublet_proto::v1::{Traffic, Usage};
 
     use super::*;
 
     fn measured(at_us: u64, memory_bytes: u64, memory_byte_us: u64, memory_peak_bytes: u64) -> Measured {
         let usage =
             Usage { allocated_ns: at_us * 1000, memory_byte_us, memory_peak_bytes, ..Usage::default() };
-        Measured { usage: Some(usage), memory_bytes }
+        Measured { usage: Some(usage), memory_bytes, cpu_ns: at_us * 10 }
     }
 
     #[test]
@@ -268,7 +293,8 @@ mod tests {
         let before = measured(1000, 60, 50_000, 90);
         let after = measured(3000, 70, 50_000 + 2000 * 65, 90);
         let used = between(1000, &first, &before, &after);
-        assert_eq!(used, Between { bytes: 30, byte_us: 2000 * 25 }, "the peak was before");
+        let expected = Between { bytes: 30, byte_us: 2000 * 25, cpu_ns: 20_000 };
+        assert_eq!(used, expected, "the peak was before");
         let peaked = measured(3000, 70, 50_000 + 2000 * 65, 190);
         assert_eq!(between(1000, &first, &before, &peaked).bytes, 150);
     }
@@ -277,8 +303,28 @@ mod tests {
     fn usage_stays_between_zero_and_the_leased_amount() {
         let first = measured(0, 40, 0, 40);
         let after = measured(1000, 4000, 1000 * 4000, 5000);
-        assert_eq!(between(100, &first, &first, &after), Between { bytes: 100, byte_us: 100 * 1000 });
-        let less = measured(1000, 10, 1000 * 10, 40);
+        let expected = Between { bytes: 100, byte_us: 100 * 1000, cpu_ns: 10_000 };
+        assert_eq!(between(100, &first, &first, &after), expected);
+        let less = Measured { cpu_ns: 0, ..measured(1000, 10, 1000 * 10, 40) };
         assert_eq!(between(100, &first, &first, &less), Between::default());
+    }
+
+    #[test]
+    fn traffic_is_kept_by_component_and_memory_within_a_bound() {
+        let document = br#"{"version":1,"name":"g","components":[
+            {"name":"a","type":"compute","package":"p","function":"f","entry":true},
+            {"name":"m","type":"memory"}],"edges":[{"type":"access","from":"a","to":"m","rights":"write"}]}"#;
+        let mut uses = Uses::new(&Graph::parse(document).unwrap());
+        let moved = Traffic { writes: 2, written_bytes: 5, ..Traffic::default() };
+        for _ in 0..3 {
+            uses.count_traffic(1, TrafficByComponent::from([(0, moved)]));
+        }
+        let expected = Traffic { writes: 6, written_bytes: 15, ..Traffic::default() };
+        let channel = ChannelUse { memory: "m".to_owned(), traffic: Some(expected) };
+        assert_eq!(uses.components[0].channels, [channel.clone()]);
+        uses.components[1].channels = vec![ChannelUse::default(); MAX_CHANNELS - 1];
+        uses.count_traffic(1, TrafficByComponent::from([(0, moved), (1, moved)]));
+        assert_eq!(uses.components[1].channels.len(), MAX_CHANNELS - 1, "the record is full");
+        assert_eq!(uses.components[0].channels[0].traffic.map(|traffic| traffic.writes), Some(8));
     }
 }

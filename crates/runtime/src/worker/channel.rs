@@ -37,12 +37,14 @@ use crate::memory::piece::MemoryPiece;
 use crate::memory::pieces::{CacheSize, PieceOwner, Pieces};
 use crate::memory::{RawReading, Reading};
 use client::{ComponentExtent, GraphClient, RequestSocket, answer};
+use traffic::TrafficCounters;
 
 pub use state_page::OVER_AT;
 pub(crate) use state_page::{ENDED_AT, LEN_AT};
 
 mod client;
 mod state_page;
+mod traffic;
 
 /// Longest time until the client describes its run's channels. Later answers may take as long as a lease.
 const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,6 +65,8 @@ pub struct Channel {
     /// For each worker, whether a thread of its instance takes a message from the instance's queue: 1 or 0. Written by
     /// the threads of the instance.
     claims: Box<[AtomicU32]>,
+    /// What the functions of the process have moved.
+    pub(super) traffic: TrafficCounters,
 }
 
 /// The right to take messages from an instance's queue, for one thread of the process. It ends when this is dropped.
@@ -125,7 +129,8 @@ impl Channel {
         let v1::Channel { component: name, limit_bytes, mailbox, is_swap, .. } = channel;
         let uses = (0..workers).map(|_| AtomicU32::new(UNUSED)).collect();
         let claims = (0..workers).map(|_| AtomicU32::new(0)).collect();
-        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses, claims })
+        let traffic = TrafficCounters::default();
+        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses, claims, traffic })
     }
 
     /// Registers that a worker accesses the channel, from now on until its function returns or releases it.
@@ -184,8 +189,10 @@ impl Channel {
     /// # Errors
     /// `invalid_argument` beyond the end, and why the component is over.
     pub fn read(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
-        self.readable(offset, into.len() as u64)?;
+        let len_bytes = into.len() as u64;
+        self.readable(offset, len_bytes)?;
         self.pieces.read(offset, into)?;
+        self.traffic.count_read(len_bytes);
         self.client.check()
     }
 
@@ -197,9 +204,12 @@ impl Channel {
     /// # Errors
     /// As for [`Channel::read`].
     pub unsafe fn read_async_raw(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<RawReading, Error> {
-        self.readable(offset, into.len() as u64)?;
+        let len_bytes = into.len() as u64;
+        self.readable(offset, len_bytes)?;
         // SAFETY: as the caller vouches.
-        unsafe { RawReading::begin(&self.pieces, offset, into) }
+        let reading = unsafe { RawReading::begin(&self.pieces, offset, into) }?;
+        self.traffic.count_read(len_bytes);
+        Ok(reading)
     }
 
     /// Begins to copy bytes into a vector, up to its length.
@@ -207,8 +217,11 @@ impl Channel {
     /// # Errors
     /// As for [`Channel::read`].
     pub fn read_async(&self, offset: u64, into: Vec<u8>) -> Result<Reading, Error> {
-        self.readable(offset, into.len() as u64)?;
-        Reading::begin(&self.pieces, offset, into)
+        let len_bytes = into.len() as u64;
+        self.readable(offset, len_bytes)?;
+        let reading = Reading::begin(&self.pieces, offset, into)?;
+        self.traffic.count_read(len_bytes);
+        Ok(reading)
     }
 
     /// Copies bytes in. Bytes beyond the end make the component grow. Bytes for another machine are sent when they are
@@ -218,8 +231,10 @@ impl Channel {
     /// `permission_denied` with the right to read alone, `memory_exceeded` beyond the component's limit, the reason why
     /// it cannot grow, and the reason why it is over.
     pub fn write(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
-        let end = self.writable(offset, from.len() as u64)?;
+        let len_bytes = from.len() as u64;
+        let end = self.writable(offset, len_bytes)?;
         self.pieces.write(offset, from)?;
+        self.traffic.count_write(len_bytes);
         self.extend(end)
     }
 
@@ -228,8 +243,10 @@ impl Channel {
     /// # Errors
     /// As for [`Channel::write`].
     pub fn write_async(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
-        let end = self.writable(offset, from.len() as u64)?;
+        let len_bytes = from.len() as u64;
+        let end = self.writable(offset, len_bytes)?;
         self.pieces.write_async(offset, from)?;
+        self.traffic.count_write(len_bytes);
         self.extend(end)
     }
 
@@ -267,7 +284,10 @@ impl Channel {
     /// The reason why the component is over, if it was before. Its bytes are lost then.
     pub fn release(&self, worker: u32, instance: u32) -> Result<(), Error> {
         self.held_by(worker)?.sync()?;
-        self.ask(v1::MemoryQuestion { released_by: instance + 1, ..v1::MemoryQuestion::default() })?;
+        // The run may drop the component before the function returns, so its counts are reported now.
+        let counted = self.take_traffic().into_iter().collect();
+        let released_by = instance + 1;
+        self.ask(v1::MemoryQuestion { released_by, counted, ..v1::MemoryQuestion::default() })?;
         self.set_use(worker, RELEASED);
         Ok(())
     }
@@ -305,7 +325,9 @@ impl Channel {
     pub fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
         self.readable(offset, len_bytes)?;
         self.client.check()?;
-        self.pieces.mapped(offset, len_bytes)
+        let mapped = self.pieces.mapped(offset, len_bytes)?;
+        self.traffic.count_map(len_bytes);
+        Ok(mapped)
     }
 
     /// Requests the pieces that exist, before any function accesses them.
@@ -430,6 +452,20 @@ impl Channel {
     fn ask(&self, question: v1::MemoryQuestion) -> Result<(), Error> {
         let asked = || v1::MemoryQuestion { have_bytes: self.pieces.capacity(), ..question };
         self.client.ask(asked, |piece| self.pieces.add(Arc::new(piece)))
+    }
+
+    /// Takes what the process has moved through the channel since the previous report.
+    pub(super) fn take_traffic(&self) -> Option<v1::ChannelTraffic> {
+        let traffic = self.traffic.take()?;
+        Some(v1::ChannelTraffic { channel: self.client.number + 1, traffic: Some(traffic) })
+    }
+
+    /// Reports to the client that runs the graph what the process has moved through its channels.
+    ///
+    /// # Errors
+    /// The client is gone, or the reason why this channel's component is over.
+    pub(super) fn report(&self, counted: Vec<v1::ChannelTraffic>) -> Result<(), Error> {
+        self.ask(v1::MemoryQuestion { counted, ..v1::MemoryQuestion::default() })
     }
 
     /// Registers that a worker's function has returned: it accesses nothing any more.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use sublet_proto::{Code, Error, to_usize};
 
 use super::channel::Channel;
+use super::swapping;
 use super::worker_run::{self, WorkerRun};
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
@@ -56,6 +57,8 @@ pub(super) struct CallContext {
     pub(super) depth: u32,
     /// The run, once a function has asked for it in the current call.
     run: Option<Arc<WorkerRun>>,
+    /// Set if the process may swap: its swap space then counts, also if functions do not use their run.
+    swaps: bool,
     /// Outstanding reads, each with its channel.
     pub(super) reading: Vec<(u32, RawReading)>,
     /// Reason why the latest access failed, ended by a 0.
@@ -173,6 +176,7 @@ impl CallContext {
             functions,
             depth: 0,
             run: None,
+            swaps: swapping::is_available(),
             reading: Vec::new(),
             why: [0; to_usize(MAX_MESSAGE_BYTES) + 1],
         }
@@ -203,11 +207,14 @@ impl CallContext {
     /// The error of the sync, which becomes the call's error; the message says more.
     #[inline(always)]
     pub(super) fn settle(&mut self) -> Result<(), Code> {
-        if self.run.is_some() { self.sync_all() } else { Ok(()) }
+        if self.run.is_some() || self.swaps { self.sync_all() } else { Ok(()) }
     }
 
     #[cold]
     fn sync_all(&mut self) -> Result<(), Code> {
+        if self.run.is_none() && worker_run::current().is_none() {
+            return Ok(());
+        }
         let worker = self.worker;
         let synced = self.finish_reading(|_| true).and_then(|()| self.run()?.sync(worker));
         synced.map_err(|error| {

@@ -212,6 +212,7 @@ impl Mailbox<'_> {
             #[expect(clippy::cast_possible_truncation, reason = "checked above: `MAX_MESSAGE_BYTES` at most")]
             let len = len as u32;
             queue.publish(record.at, word(len, own))?;
+            self.channel.traffic.count_write(len.into());
             queue.ring();
             return self.channel.check();
         }
@@ -235,6 +236,7 @@ impl Mailbox<'_> {
             let peer = self.check_peer();
             match self.take(&queue, own.worker, &mut into)? {
                 TakeOutcome::Message(len, from) => {
+                    self.channel.traffic.count_read(len.into());
                     self.channel.check()?;
                     return Ok((len, from));
                 }

@@ -57,6 +57,11 @@ pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), 
     Err(Error::new(Code::InvalidArgument, message))
 }
 
+/// Whether this process may swap.
+pub(super) fn is_available() -> bool {
+    HEAP.has_array()
+}
+
 /// Begins to swap large allocations to memory of the run, if this process swaps.
 pub(super) fn turn_on() {
     HEAP.turn_on();

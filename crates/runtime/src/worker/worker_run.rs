@@ -21,6 +21,8 @@ const CACHES_PART: u64 = 8;
 
 /// Stack of the thread that joins memory ahead.
 const JOINING_STACK_BYTES: usize = 512 << 10;
+/// Number of channels whose counts are reported in one message, which agents relay up to a length of 4096 bytes.
+const REPORTED_AT_ONCE: usize = 32;
 
 /// The run for which this process executes a component now.
 static RUN: RwLock<Option<Arc<WorkerRun>>> = RwLock::new(None);
@@ -145,12 +147,26 @@ impl WorkerRun {
         Ok(Mailbox { channel, told })
     }
 
-    /// Makes all writes visible to other processes, except those to channels that the worker has released.
+    /// Makes all writes visible to other processes, except those to channels that the worker has released, and reports
+    /// to the client what the process has moved.
     ///
     /// # Errors
     /// The reason why a component is over.
     pub fn sync(&self, worker: u32) -> Result<(), Error> {
-        self.channels.iter().filter(|channel| !channel.is_released(worker)).try_for_each(Channel::sync)
+        self.channels.iter().filter(|channel| !channel.is_released(worker)).try_for_each(Channel::sync)?;
+        self.report_traffic();
+        Ok(())
+    }
+
+    /// Reports what the process has moved since the previous report. The client has the counts before it has the result
+    /// of the function.
+    fn report_traffic(&self) {
+        let counted: Vec<v1::ChannelTraffic> =
+            self.channels.iter().filter_map(Channel::take_traffic).collect();
+        for (part, channel) in counted.chunks(REPORTED_AT_ONCE).zip(self.channels.iter().cycle()) {
+            // Without an answer only counts are lost: the run notices lost memory, and a lost client ends the lease.
+            let _ = channel.report(part.to_vec());
+        }
     }
 
     /// A worker's function has returned: it accesses nothing any more.

@@ -102,6 +102,25 @@ pub(super) struct ComponentUse {
     pub(super) waits_for: Option<String>,
     /// Segments of memory that the workers had joined when the component started.
     joined_ahead: u32,
+    /// Processor time of the component's sandboxes.
+    cpu_ns: u64,
+    /// Data that the functions of a compute component moved, for each memory component and each message edge.
+    channels: Vec<ChannelUse>,
+}
+
+/// Data that a compute component moved to and from a memory component.
+#[derive(Debug, Serialize)]
+struct ChannelUse {
+    /// Name of the memory component; "a~b" for the messages of the edge from a to b; "c/swap" for the swap space of c.
+    memory: String,
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    /// Number of requests for addresses of mapped memory.
+    maps: u64,
+    /// Bytes whose addresses were handed out. Accesses through an address are not counted.
+    mapped_bytes: u64,
 }
 
 /// Converts the managers' records for output.
@@ -124,8 +143,17 @@ pub(super) fn component_uses(uses: &[v1::ComponentUse]) -> Vec<ComponentUse> {
         nodes: used.nodes.clone(),
         waits_for: (!used.waits_for.is_empty()).then(|| used.waits_for.clone()),
         joined_ahead: used.joined_ahead,
+        cpu_ns: used.cpu_ns,
+        channels: used.channels.iter().map(channel_use).collect(),
     };
     uses.iter().map(shown).collect()
+}
+
+fn channel_use(channel: &v1::ChannelUse) -> ChannelUse {
+    let v1::Traffic { reads, read_bytes, writes, written_bytes, maps, mapped_bytes } =
+        channel.traffic.unwrap_or_default();
+    let memory = channel.memory.clone();
+    ChannelUse { memory, reads, read_bytes, writes, written_bytes, maps, mapped_bytes }
 }
 
 fn state(state: ComponentState) -> Option<&'static str> {
@@ -160,7 +188,8 @@ pub(super) fn run(arguments: &HistoryArguments, output: &CommandOutput) -> Resul
         let run = RunSummary { points: Some(points), ..run };
         return output.show(&run, |run| {
             let (packages, uses) = (show_packages(&run.packages), show_uses(&run.components));
-            format!("{}\n{uses}\n{packages}\n{plot}", status(run))
+            let moved = show_channels(&run.components);
+            format!("{}\n{uses}\n{moved}{packages}\n{plot}", status(run))
         });
     }
     if arguments.svg.is_some() {
@@ -239,6 +268,7 @@ pub(super) fn show_uses(uses: &[ComponentUse]) -> String {
             if used.cores == 0 { String::new() } else { used.cores.to_string() },
             us(used.begin_us),
             us(used.end_us.saturating_sub(used.begin_us)),
+            if used.cpu_ns == 0 { String::new() } else { show_ns(used.cpu_ns) },
             show_bytes(used.allocated_bytes),
             show_bytes(used.used_bytes),
             match used.allocated_byte_us {
@@ -247,6 +277,35 @@ pub(super) fn show_uses(uses: &[ComponentUse]) -> String {
             },
         ]
     };
-    let headings = ["COMPONENT", "ATTEMPTS", "CORES", "BEGAN", "TOOK", "LEASED", "USED", "OVER TIME"];
+    let headings = ["COMPONENT", "ATTEMPTS", "CORES", "BEGAN", "TOOK", "CPU", "LEASED", "USED", "OVER TIME"];
     table(&headings, &uses.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Formats the data that components moved as a table, with an empty line behind it. Returns an empty string if they
+/// moved none.
+fn show_channels(uses: &[ComponentUse]) -> String {
+    let row = |(used, channel): (&ComponentUse, &ChannelUse)| {
+        let took_us = used.end_us.saturating_sub(used.begin_us);
+        let moved = u128::from(channel.read_bytes) + u128::from(channel.written_bytes);
+        let rate = (moved * 1_000_000).checked_div(took_us.into());
+        [
+            used.component.clone(),
+            channel.memory.clone(),
+            channel.reads.to_string(),
+            show_bytes(channel.read_bytes),
+            channel.writes.to_string(),
+            show_bytes(channel.written_bytes),
+            show_bytes(channel.mapped_bytes),
+            rate.map_or(String::new(), |rate| {
+                format!("{}/s", show_bytes(u64::try_from(rate).unwrap_or(u64::MAX)))
+            }),
+        ]
+    };
+    let all = uses.iter().flat_map(|used| used.channels.iter().map(move |channel| (used, channel)));
+    let rows: Vec<_> = all.map(row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings = ["COMPONENT", "MEMORY", "READS", "READ", "WRITES", "WRITTEN", "MAPPED", "RATE"];
+    format!("{}\n", table(&headings, &rows))
 }

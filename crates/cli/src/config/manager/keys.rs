@@ -282,6 +282,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "pools.watermark",
+            kind: ValueKind::Fraction,
+            environment: "SUBLET_POOLS_WATERMARK",
+            flag: "pools-watermark",
+            value: "PART",
+            help: "Part of the balanced pool, from 0 to 1, up to which components of a run that communicate are placed together; beyond it, those that communicate least are left apart",
+            otherwise: Otherwise::Is("0.7"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "retention.ledger",
             kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_LEDGER",

@@ -40,6 +40,7 @@ impl RunDriver<'_> {
         let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
         near.extend(self.running.values().flat_map(|running| running.cancel.nodes()));
         near.extend(self.nodes.iter().cloned());
+        let mut near = self.journal.planned(component).near(near);
         near.dedup();
         near.truncate(8);
         let job = ComponentJob {
@@ -142,9 +143,13 @@ impl RunDriver<'_> {
 
     /// Workers that a component can use, of this run or of an earlier one.
     fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
-        let idle = self.idle.get_mut(environment).and_then(Vec::pop);
+        let planned = self.journal.planned(component);
+        let idle = self.idle.get_mut(environment).and_then(|idle| {
+            let found = idle.iter().rposition(|workers| planned.suits(&workers.nodes()))?;
+            Some(idle.swap_remove(found))
+        });
         let idle = idle.inspect(|workers| workers.hand_on(component));
-        idle.or_else(|| self.application.kept(environment))
+        idle.or_else(|| self.application.kept(environment, &planned))
     }
 
     /// The memory components that one may access, made where they are not there.
@@ -171,7 +176,7 @@ impl RunDriver<'_> {
                     let made = MemoryComponent::new(
                         &self.application.manager,
                         (edge.to, &of.name),
-                        (memory, plan, self.contents.get(&edge.to).cloned()),
+                        (memory, plan, self.contents.get(&edge.to).cloned(), self.journal.planned(edge.to)),
                         (&self.account, self.tell.clone()),
                     )?;
                     self.memories.insert(edge.to, made.clone());

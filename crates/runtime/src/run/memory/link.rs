@@ -338,6 +338,8 @@ impl WorkerResponder {
 
     fn answer(&self, question: &[u8]) -> Result<v1::MemoryThere, Error> {
         let question: v1::MemoryQuestion = decode("a question about memory", question)?;
+        // Before anything may fail: counts of memory that is over are valid, too.
+        self.count(&question.counted);
         let number = question.channel;
         let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
         let access = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
@@ -404,6 +406,16 @@ impl WorkerResponder {
             self.joined.segments.fetch_add(1, Ordering::SeqCst);
         }
         Ok(())
+    }
+
+    /// Notes what the process has moved through its channels. A channel that it does not have is left out.
+    fn count(&self, counted: &[v1::ChannelTraffic]) {
+        for v1::ChannelTraffic { channel, traffic } in counted {
+            let access = channel.checked_sub(1).and_then(|index| self.channels.get(index as usize));
+            if let (Some(access), Some(traffic)) = (access, traffic) {
+                access.memory.count_traffic(self.channels.of, traffic);
+            }
+        }
     }
 
     /// A piece, as the process or its agent gets it.

@@ -70,6 +70,11 @@ impl Heap {
         }
     }
 
+    /// Whether there is an array to swap.
+    pub(super) fn has_array(&self) -> bool {
+        self.array.get().is_some()
+    }
+
     pub(super) fn turn_off(&self) {
         self.is_on.store(0, Ordering::Release);
     }
