@@ -7,6 +7,8 @@ sandbox before its program is known; they may start threads, and keep files open
 
 An interpreter of an image is the program of its sandboxes: there a copy executes the code of the program's `-c`, as an
 interpreter does that has just been started. It is never on standby.
+
+A template never imports modules of an environment that a tenant has made. Only a copy on standby does, for that tenant.
 """
 
 import contextlib
@@ -84,6 +86,8 @@ def stand_by(modules, environment):
     os.environ.update(named(environment))
     time.tzset()
     try:
+        if sys.flags.no_site:
+            use_environment(ENVIRONMENT)
         for module in modules:
             importlib.import_module(module)
         gc.collect()

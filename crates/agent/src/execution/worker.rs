@@ -88,7 +88,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = program(node, &runnable)?;
+        let program = program(node, held, &runnable)?;
         let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
@@ -388,7 +388,7 @@ struct WorkerProgram {
     args: Vec<OsString>,
 }
 
-fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
+fn program(node: &Node, held: &AttachedLease, runnable: &Runnable) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
@@ -397,8 +397,11 @@ fn program(node: &Node, runnable: &Runnable) -> Result<WorkerProgram, Error> {
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
     if is_interpreter(&build.architecture) {
-        let (template, program) =
-            node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
+        // The tenant of a lease that its manager has not confirmed yet is not known.
+        let is_known = held.confirmation.is_none() && node.execution.standby.is_kept();
+        let tenant = Some(held.lease.tenant.as_str()).filter(|_| is_known);
+        let modules = (runnable.environment.as_deref(), tenant);
+        let (template, program) = node.execution.sandboxes.runtimes.worker(build, modules)?;
         return Ok(of_host(IsolationKind::Template(template), program));
     }
     Ok(of_host(IsolationKind::Process, node.execution.programs.of(build)?))

@@ -7,6 +7,10 @@
 //! Modules see the environment and the number of cores that the program will have. A program that differs in
 //! that gets no process on standby, nor does one that needs a filter of system calls, Landlock rules or users of its own
 //! ([`StandbyTerms::of`]).
+//!
+//! The modules of a template with an owner are code of that tenant. Its process imports them in the same walls, has a few
+//! duties more ([`StandbyProcess::look`]), and is the only one of its set. Its tenant pays for no import, so no program's
+//! request leads to more than [`MAX_ATTEMPTS`] imports.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,7 +24,7 @@ use super::cgroups::Cgroup;
 use super::means::SpawnMeans;
 use super::root;
 use super::sandbox::Sandbox;
-use crate::inside::{CreationPlan, SandboxReport};
+use crate::inside::{CreationPlan, MountPoint, SandboxReport};
 use crate::{
     Devices, IsolationKind, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
     SandboxStatus, Spec, Template,
@@ -28,6 +32,11 @@ use crate::{
 
 /// Maximum number of processes of one set of modules.
 const MAX_PROCESSES: usize = 2;
+/// The same of a set that is a tenant's.
+const MAX_PROCESSES_OF_TENANT: usize = 1;
+/// Maximum number of imports of a tenant's set after a program has asked for it, should processes end while they import or
+/// wait.
+const MAX_ATTEMPTS: u32 = 2;
 /// Memory that is free when a process begins to import modules of which none has been on standby, in bytes.
 const LEAST_BYTES: u64 = 64 << 20;
 /// Memory that a waiting process may take beyond what it has when its modules are imported, in bytes.
@@ -38,6 +47,15 @@ const FILES_BYTES: u64 = 4 << 20;
 const MAX_THREADS: u32 = 512;
 /// Maximum time to import modules.
 const LONGEST_IMPORT: Duration = Duration::from_secs(120);
+/// The same for modules of a tenant, for which others wait meanwhile.
+const LONGEST_IMPORT_OF_TENANT: Duration = Duration::from_secs(30);
+/// Maximum time for each step of a process that has imported modules of a tenant, from its program's request on. Modules can
+/// delay it, and no other request is served meanwhile.
+const LONGEST_STEP_OF_TENANT: Duration = Duration::from_secs(1);
+/// Processor time that a process with modules of a tenant may use while it waits, in microseconds, beside a part of the time.
+const WAITING_CPU_US: u64 = 50_000;
+/// One in so many microseconds of waiting may be processor time.
+const WAITING_CPU_PARTS: u64 = 100;
 /// Time after a failure in which the modules are not imported again.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -53,9 +71,10 @@ impl StandbyTerms {
     /// Returns nothing for a program that always imports by itself.
     pub(super) fn of(template: &Template, spec: &Spec) -> Option<StandbyTerms> {
         let cores = spec.limits.distinct_cores().len();
-        // An image brings its own interpreter: a process on standby begins in the common root.
+        // An image brings its own interpreter: a process on standby begins in the common root. Modules of an environment
+        // are code of a tenant.
         let is_python = template.language == Language::Python
-            && template.environment.is_none()
+            && template.environment.is_some() == template.owner.is_some()
             && template.image.is_none();
         let has_plain_walls = spec.network == NetworkAccess::None
             && spec.devices == Devices::None
@@ -87,6 +106,10 @@ pub(super) struct StandbySet {
     failed: Option<Instant>,
     /// Memory of the latest process when its modules were imported.
     known_bytes: Option<u64>,
+    /// Whether the modules are a tenant's.
+    is_owned: bool,
+    /// Imports since a program has asked for the modules.
+    attempts: u32,
 }
 
 struct StandbyProcess {
@@ -97,9 +120,24 @@ struct StandbyProcess {
     has_imported: bool,
     /// Most memory of the process.
     memory_bytes: u64,
+    /// Whether the modules are a tenant's.
+    is_owned: bool,
+    /// When it began to wait, and the processor time that it had used by then, in microseconds.
+    waiting_since: Option<(Instant, u64)>,
 }
 
 impl StandbySet {
+    /// Makes the set of the modules of a template.
+    pub(super) fn of(template: &Template) -> StandbySet {
+        StandbySet { is_owned: template.owner.is_some(), ..StandbySet::default() }
+    }
+
+    /// Notes the terms of a program that has asked for the modules: the next process is for one like it.
+    pub(super) fn ask(&mut self, terms: StandbyTerms) {
+        self.terms = Some(terms);
+        self.attempts = 0;
+    }
+
     /// Whether there are processes.
     pub(super) fn is_in_use(&self) -> bool {
         !self.processes.is_empty()
@@ -129,8 +167,14 @@ impl StandbySet {
     /// The number of cores for another process, if there should be one.
     pub(super) fn wanted_cores(&self, now: Instant) -> Option<usize> {
         let is_resting = self.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
-        let terms = self.terms.as_ref().filter(|_| !is_resting && self.processes.len() < MAX_PROCESSES)?;
-        Some(terms.cores)
+        let is_exhausted = self.is_owned && self.attempts >= MAX_ATTEMPTS;
+        let is_wanted = !is_resting && !is_exhausted && self.processes.len() < self.most();
+        self.terms.as_ref().filter(|_| is_wanted).map(|terms| terms.cores)
+    }
+
+    /// Maximum number of its processes.
+    fn most(&self) -> usize {
+        if self.is_owned { MAX_PROCESSES_OF_TENANT } else { MAX_PROCESSES }
     }
 
     /// Notes which processes have imported their modules, and which have ended.
@@ -166,7 +210,8 @@ impl StandbySet {
         sandbox: Sandbox,
         order: StandbyOrder,
     ) -> Result<(), SandboxError> {
-        debug_assert!(self.processes.len() < MAX_PROCESSES, "{} processes", self.processes.len());
+        debug_assert!(self.processes.len() < self.most(), "{} processes", self.processes.len());
+        self.attempts = self.attempts.saturating_add(1);
         self.processes.push(StandbyProcess::begin(means, sandbox, order)?);
         Ok(())
     }
@@ -193,15 +238,15 @@ impl StandbySet {
         let mut sandbox = self.processes.remove(position).sandbox;
         // It may have been killed meanwhile, and a limit may be refused: the program then begins without it.
         let is_alive = sandbox.state().status == SandboxStatus::Created;
-        (is_alive && sandbox.limit(limits).is_ok()).then_some(sandbox)
+        let is_prompt = !self.is_owned || sandbox.set_patience(LONGEST_STEP_OF_TENANT).is_ok();
+        (is_alive && is_prompt && sandbox.limit(limits).is_ok()).then_some(sandbox)
     }
 }
 
 impl StandbySet {
     /// Ends the oldest process if the set is full, and all of its processes are for other programs.
     fn make_way(&mut self, terms: &StandbyTerms) {
-        if self.processes.len() >= MAX_PROCESSES
-            && self.processes.iter().all(|process| process.terms != *terms)
+        if self.processes.len() >= self.most() && self.processes.iter().all(|process| process.terms != *terms)
         {
             self.processes.remove(0);
         }
@@ -219,10 +264,17 @@ impl StandbyProcess {
         if !sandbox.cgroup().is_some_and(Cgroup::limits_memory_and_cores) {
             return Err(failed(io::Error::other("no control group limits its memory and its cores")));
         }
+        let is_owned = template.owner.is_some();
+        if is_owned && sandbox.cgroup().and_then(Cgroup::processor_us).is_none() {
+            return Err(failed(io::Error::other("no control group counts its processor time")));
+        }
         let limits = limits(&cores, memory_bytes, shown_bytes);
         let own = means.root.own()?;
         let view = own.views.of(&limits.distinct_cores(), limits.shown()).map_err(failed)?;
         let mut mounts = Vec::new();
+        if let Some(environment) = &template.environment {
+            mounts.push((MountPoint::ENVIRONMENT, root::shown_environment(environment).map_err(failed)?));
+        }
         root::show_view(&mut mounts, &view).map_err(failed)?;
         sandbox.set_standby();
         sandbox.keep(view);
@@ -232,19 +284,32 @@ impl StandbyProcess {
         // The sandbox gets its id with its program.
         let plan = CreationPlan::new(SandboxId(0), spec, mounts, (Vec::new(), Vec::new()), &own.kept);
         plan.and_then(|plan| plan.on_standby().send(sandbox.link())).map_err(failed)?;
-        let begun = Instant::now();
-        Ok(StandbyProcess { sandbox, terms, cores, begun, has_imported: false, memory_bytes })
+        let (begun, has_imported, waiting_since) = (Instant::now(), false, None);
+        Ok(StandbyProcess {
+            sandbox,
+            terms,
+            cores,
+            begun,
+            has_imported,
+            memory_bytes,
+            is_owned,
+            waiting_since,
+        })
     }
 
     /// Notes that the modules are imported, and returns the memory that this has taken. An error says what has become of
     /// the process.
     fn look(&mut self, now: Instant) -> Result<Option<u64>, &'static str> {
         if self.has_imported {
-            let is_alive = self.sandbox.state().status == SandboxStatus::Created;
-            return if is_alive { Ok(None) } else { Err("ended") };
+            return self.look_while_it_waits(now).map(|()| None);
         }
         match SandboxReport::receive(self.sandbox.link(), RecvFlags::DONTWAIT) {
-            Ok(Some((SandboxReport::Waiting, _))) => {
+            // Before it imports, the program's process reports itself, and gives up its connection to the spawner.
+            Ok(Some((SandboxReport::Started, pid))) if self.sandbox.standby_program().is_none() => {
+                self.sandbox.set_standby_program(pid.unsigned_abs());
+                self.look(now)
+            }
+            Ok(Some((SandboxReport::Waiting, _))) if self.sandbox.standby_program().is_some() => {
                 self.has_imported = true;
                 let used = self.used_bytes().ok_or("no counted memory")?;
                 let kept_bytes = used.saturating_add(MARGIN_BYTES).min(self.memory_bytes);
@@ -252,14 +317,36 @@ impl StandbyProcess {
                 if self.sandbox.limit(&limits(&self.cores, kept_bytes, kept_bytes)).is_ok() {
                     self.memory_bytes = kept_bytes;
                 }
+                self.waiting_since = self.processor_us().map(|used_us| (now, used_us));
                 Ok(Some(used))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let is_late = now.saturating_duration_since(self.begun) > LONGEST_IMPORT;
+                let longest = if self.is_owned { LONGEST_IMPORT_OF_TENANT } else { LONGEST_IMPORT };
+                let is_late = now.saturating_duration_since(self.begun) > longest;
                 if is_late { Err("not imported its modules in time") } else { Ok(None) }
             }
             _ => Err("failed to import its modules"),
         }
+    }
+
+    /// An error says why a process that waits has to end: it has died, or code of a tenant computes at no one's cost.
+    fn look_while_it_waits(&mut self, now: Instant) -> Result<(), &'static str> {
+        if self.sandbox.state().status != SandboxStatus::Created {
+            return Err("ended");
+        }
+        if !self.is_owned {
+            return Ok(());
+        }
+        let (since, before_us) = self.waiting_since.ok_or("no counted processor time")?;
+        let used_us = self.processor_us().ok_or("no counted processor time")?.saturating_sub(before_us);
+        match is_computing(used_us, now.saturating_duration_since(since)) {
+            true => Err("used the processor while it waited"),
+            false => Ok(()),
+        }
+    }
+
+    fn processor_us(&self) -> Option<u64> {
+        self.sandbox.cgroup()?.processor_us()
     }
 
     /// Lets it import on cores that are idle. Returns whether there are enough.
@@ -282,6 +369,12 @@ impl StandbyProcess {
     fn used_bytes(&self) -> Option<u64> {
         self.sandbox.cgroup()?.memory_bytes()
     }
+}
+
+/// Whether a process has used more of the processor than one that only waits.
+fn is_computing(used_us: u64, waited: Duration) -> bool {
+    let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+    used_us > WAITING_CPU_US.saturating_add(waited_us / WAITING_CPU_PARTS)
 }
 
 fn limits(cores: &[u32], memory_bytes: u64, shown_bytes: u64) -> SandboxLimits {
@@ -328,6 +421,7 @@ mod tests {
             environment: None,
             search_path: Vec::new(),
             image: None,
+            owner: None,
         }
     }
 
@@ -353,6 +447,8 @@ mod tests {
         assert_eq!(StandbyTerms::of(&node, &program()), None);
         let in_environment = Template { environment: Some("/e".into()), ..template() };
         assert_eq!(StandbyTerms::of(&in_environment, &program()), None);
+        let owned = Template { owner: Some("a".to_owned()), ..in_environment };
+        assert!(StandbyTerms::of(&owned, &program()).is_some());
         let in_image = Template { image: Some(TemplateImage::default()), ..template() };
         assert_eq!(StandbyTerms::of(&in_image, &program()), None);
         let folder = LentFolder { name: "data".into(), path: "/data".into(), access: FolderAccess::ReadOnly };
@@ -372,6 +468,29 @@ mod tests {
         ] {
             assert_eq!(StandbyTerms::of(&template(), &spec), None, "{why}");
         }
+    }
+
+    #[test]
+    fn set_of_tenant_has_one_process_and_few_imports() {
+        let now = Instant::now();
+        let owned = Template { environment: Some("/e".into()), owner: Some("a".to_owned()), ..template() };
+        let mut set = StandbySet::of(&owned);
+        assert_eq!((set.most(), StandbySet::of(&template()).most()), (1, 2));
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        set.ask(terms.clone());
+        assert_eq!(set.wanted_cores(now), Some(2));
+        set.attempts = MAX_ATTEMPTS;
+        assert_eq!(set.wanted_cores(now), None, "no program has asked since");
+        set.ask(terms);
+        assert_eq!(set.wanted_cores(now), Some(2));
+    }
+
+    #[test]
+    fn process_that_waits_uses_little_of_the_processor() {
+        let second = Duration::from_secs(1);
+        assert!(!is_computing(0, Duration::ZERO) && !is_computing(60_000, second));
+        assert!(is_computing(60_001, second), "1 % of a second, and 50 ms");
+        assert!(!is_computing(60_001, 2 * second));
     }
 
     #[test]

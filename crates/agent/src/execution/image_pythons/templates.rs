@@ -49,6 +49,7 @@ impl TrustedImages {
             environment: None,
             search_path: Vec::new(),
             image: Some(TemplateImage { root: root.clone(), env: spec.env.clone() }),
+            owner: None,
         })
     }
 }
