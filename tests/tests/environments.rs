@@ -411,7 +411,7 @@ const SAYS_WHEN: &str = "import os\nversion = 'in the lease' if os.listdir('/pac
 #[test]
 fn lease_takes_process_that_has_imported_its_tenants_environment() {
     let controllers = ["memory", "cpuset"].map(Means::Controller);
-    if !controllers.iter().all(Means::is_here) {
+    if !controllers.into_iter().all(Means::is_here) {
         skip(Means::Controller("memory"), "without control groups no process is put on standby");
         return;
     }
