@@ -299,9 +299,9 @@ fn decode_template(message: SandboxTemplate, root: Option<RootImage>) -> Result<
     if root.is_some() && (language != Language::Python || environment.is_some() || !search_path.is_empty()) {
         return Err("a template in an image is a Python with the modules of the image");
     }
-    let has_own_modules = language == Language::Python && !imports.is_empty();
-    if owner.is_some() && !(has_own_modules && environment.as_ref().is_some_and(|path| !path.is_empty())) {
-        return Err("a template with an owner is a Python with modules of an environment");
+    let has_modules = !imports.is_empty() && environment.as_ref().is_some_and(|path| !path.is_empty());
+    if owner.is_some() && !(language == Language::Python && (has_modules || root.is_some())) {
+        return Err("a template with an owner is a Python of an image, or with modules of an environment");
     }
     let env = decode_variables(env).ok_or("a variable of its interpreter has no =")?;
     let image = root.map(|root| TemplateImage { root, env });

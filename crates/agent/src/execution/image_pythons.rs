@@ -124,10 +124,15 @@ impl ImagePythons {
         Ok((program, ["-B", "-c", START].map(OsString::from).into()))
     }
 
-    /// Template of which the worker with this specification, in a container, can be a copy instead, if there is one.
-    pub(crate) fn template(&self, runnable: &Runnable, spec: &Spec) -> Option<Template> {
+    /// Template of which the worker with this specification, in a container, can be a copy instead, or for which a process of
+    /// this tenant can be on standby, if there is one.
+    pub(crate) fn template(
+        &self,
+        runnable: &Runnable,
+        (spec, tenant): (&Spec, Option<&str>),
+    ) -> Option<Template> {
         let (build, python) = (runnable.build(), runnable.image_python.as_ref()?);
-        self.trusted.template((digest(build).ok()?, python), build, spec)
+        self.trusted.template((digest(build).ok()?, python), build, (spec, tenant))
     }
 
     fn library(&self) -> Result<&Path, Error> {

@@ -111,7 +111,7 @@ fn lead(blank: &Blank, program: &OwnedFd, started: StartedProgram, pipe: OwnedFd
 
 /// Passes on the report of a program's process that was on standby, which reports to this process only. Returns whether it
 /// has become the program.
-fn pass_on_start(program: BorrowedFd<'_>, link: BorrowedFd<'_>) -> bool {
+pub(super) fn pass_on_start(program: BorrowedFd<'_>, link: BorrowedFd<'_>) -> bool {
     loop {
         let report = match SandboxReport::receive(program, RecvFlags::empty()) {
             // The spawner knows it already.
@@ -149,7 +149,10 @@ fn await_plan(
 
 /// Waits for an order of the spawner, or for its end. Passes on that the process on standby has imported its modules. Fails
 /// if that process ends before, or reports anything else.
-fn await_order(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
+pub(super) fn await_order(
+    link: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+) -> Result<(), (CreationStep, io::Error)> {
     let failed = |error: io::Error| (CreationStep::Standby, error);
     let mut has_imported = false;
     loop {
@@ -170,7 +173,10 @@ fn await_order(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), (Cre
 }
 
 /// Has the program's process become what the first is by now.
-fn pass_on(mut plan: CreationPlan, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
+pub(super) fn pass_on(
+    mut plan: CreationPlan,
+    program: BorrowedFd<'_>,
+) -> Result<(), (CreationStep, io::Error)> {
     // Both have the same.
     plan.mounts.clear();
     plan.folders.iter_mut().for_each(|folder| folder.mount = None);

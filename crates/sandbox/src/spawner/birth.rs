@@ -45,8 +45,11 @@ pub(super) fn begin(
         }
     };
     if sandbox.is_standby() {
-        // It has imported from there.
-        mounts.retain(|(place, _)| *place != MountPoint::ENVIRONMENT);
+        // It has imported from the environment. In an image it has also loaded its adapter, which is where the program is.
+        let is_in_image = spec.kind.image().is_some();
+        mounts.retain(|(place, _)| {
+            *place != MountPoint::ENVIRONMENT && !(is_in_image && *place == MountPoint::PROGRAM)
+        });
     }
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned

@@ -8,6 +8,8 @@
 //! that gets no process on standby, nor does one that needs a filter of system calls, Landlock rules or users of its own
 //! ([`StandbyTerms::of`]).
 //!
+//! A process for an image is no copy of a template: it is the image's interpreter, started in a container.
+//!
 //! The modules of a template with an owner are code of that tenant. Its process imports them in the same walls, has a few
 //! duties more ([`StandbyProcess::look`]), and is the only one of its set. Its tenant pays for no import, so no program's
 //! request leads to more than [`MAX_ATTEMPTS`] imports.
@@ -15,7 +17,8 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
@@ -25,9 +28,10 @@ use super::means::SpawnMeans;
 use super::root;
 use super::sandbox::Sandbox;
 use crate::inside::{CreationPlan, MountPoint, SandboxReport};
+use crate::language::{ADAPTER, CONTAINED_STANDBY, ModuleSource};
 use crate::{
-    Devices, IsolationKind, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
-    SandboxStatus, Spec, Template,
+    Devices, IsolationKind, LOADED, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits,
+    SandboxProgram, SandboxStatus, Spec, Template,
 };
 
 /// Maximum number of processes of one set of modules.
@@ -65,24 +69,25 @@ pub(super) struct StandbyTerms {
     env: Vec<(OsString, OsString)>,
     /// Number of its cores.
     pub(super) cores: usize,
+    /// Size of the files that it can write in the container of an image, in bytes. It cannot change later.
+    files_bytes: Option<u64>,
 }
 
 impl StandbyTerms {
     /// Returns nothing for a program that always imports by itself.
     pub(super) fn of(template: &Template, spec: &Spec) -> Option<StandbyTerms> {
         let cores = spec.limits.distinct_cores().len();
-        // An image brings its own interpreter: a process on standby begins in the common root. Modules of an environment
-        // are code of a tenant.
-        let is_python = template.language == Language::Python
-            && template.environment.is_some() == template.owner.is_some()
-            && template.image.is_none();
+        // Modules of an environment and of an image are code of a tenant.
+        let is_of_tenant = template.environment.is_some() || template.image.is_some();
+        let is_python = template.language == Language::Python && is_of_tenant == template.owner.is_some();
         let has_plain_walls = spec.network == NetworkAccess::None
             && spec.devices == Devices::None
             && spec.lent_folders.is_empty();
         // Files that were written meanwhile have to fit.
         let holds_files = spec.limits.scratch_bytes.min(spec.limits.shared_bytes()) >= FILES_BYTES;
         let can_wait = is_python && has_plain_walls && holds_files && cores > 0 && !spec.has_own_variables;
-        can_wait.then(|| StandbyTerms { env: spec.env.clone(), cores })
+        let files_bytes = template.image.is_some().then_some(spec.limits.scratch_bytes);
+        can_wait.then(|| StandbyTerms { env: spec.env.clone(), cores, files_bytes })
     }
 }
 
@@ -268,12 +273,22 @@ impl StandbyProcess {
         if is_owned && sandbox.cgroup().and_then(Cgroup::processor_us).is_none() {
             return Err(failed(io::Error::other("no control group counts its processor time")));
         }
-        let limits = limits(&cores, memory_bytes, shown_bytes);
+        let mut limits = limits(&cores, memory_bytes, shown_bytes);
+        limits.scratch_bytes = terms.files_bytes.unwrap_or(limits.scratch_bytes);
         let own = means.root.own()?;
         let view = own.views.of(&limits.distinct_cores(), limits.shown()).map_err(failed)?;
         let mut mounts = Vec::new();
         if let Some(environment) = &template.environment {
             mounts.push((MountPoint::ENVIRONMENT, root::shown_environment(environment).map_err(failed)?));
+        }
+        let mut layers = Vec::new();
+        if let Some(image) = &template.image {
+            mounts.push((
+                MountPoint::PROGRAM,
+                root::adapter(&template.adapter, &mut own.opened).map_err(failed)?,
+            ));
+            layers = root::layers_of_image(&image.root)?;
+            layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd())).map_err(failed)?;
         }
         root::show_view(&mut mounts, &view).map_err(failed)?;
         sandbox.set_standby();
@@ -282,7 +297,7 @@ impl StandbyProcess {
         let env = terms.env.clone();
         let spec = spec(template, env, limits).map_err(failed)?;
         // The sandbox gets its id with its program.
-        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (Vec::new(), Vec::new()), &own.kept);
+        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (layers, Vec::new()), &own.kept);
         plan.and_then(|plan| plan.on_standby().send(sandbox.link())).map_err(failed)?;
         let (begun, has_imported, waiting_since) = (Instant::now(), false, None);
         Ok(StandbyProcess {
@@ -387,13 +402,22 @@ fn limits(cores: &[u32], memory_bytes: u64, shown_bytes: u64) -> SandboxLimits {
     }
 }
 
-/// The specification of a process that imports the modules of a template, and has no program.
+/// The specification of a process that imports the modules of a template, and has no program. In an image it is the
+/// interpreter that loads its adapter, as for a template.
 fn spec(template: Template, env: Vec<(OsString, OsString)>, limits: SandboxLimits) -> io::Result<Spec> {
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
-    let args = template.imports.iter().map(OsString::from).collect();
+    let modules = template.imports.iter().map(OsString::from);
+    let (mut program, mut args, mut env) = (PathBuf::from("/"), Vec::new(), env);
+    if template.image.is_some() {
+        program.clone_from(&template.interpreter);
+        args.extend(template.language.arguments(ModuleSource::Image).iter().map(OsString::from));
+        env.push((ADAPTER.into(), LOADED.into()));
+        env.push((CONTAINED_STANDBY.into(), "1".into()));
+    }
+    args.extend(modules);
     Ok(Spec {
         kind: IsolationKind::Template(template),
-        program: SandboxProgram::Inside("/".into()),
+        program: SandboxProgram::Inside(program),
         args,
         env,
         has_own_variables: false,
@@ -448,9 +472,13 @@ mod tests {
         let in_environment = Template { environment: Some("/e".into()), ..template() };
         assert_eq!(StandbyTerms::of(&in_environment, &program()), None);
         let owned = Template { owner: Some("a".to_owned()), ..in_environment };
-        assert!(StandbyTerms::of(&owned, &program()).is_some());
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        assert_eq!(terms.files_bytes, None, "its size can change later");
         let in_image = Template { image: Some(TemplateImage::default()), ..template() };
         assert_eq!(StandbyTerms::of(&in_image, &program()), None);
+        let owned = Template { owner: Some("a".to_owned()), ..in_image };
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        assert_eq!(terms.files_bytes, Some(FILES_BYTES));
         let folder = LentFolder { name: "data".into(), path: "/data".into(), access: FolderAccess::ReadOnly };
         let limited = |change: &dyn Fn(&mut SandboxLimits)| {
             let mut spec = program();

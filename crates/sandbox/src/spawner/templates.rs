@@ -6,9 +6,9 @@
 //! processes on standby in place of a template, within the agent's limit of memory.
 //!
 //! A template in an image is kept by the same rule, also without modules: while it is not warm, its interpreter is started
-//! anew in a container. It has no processes on standby.
+//! anew in a container.
 //!
-//! Modules of a tenant's environment are in no template. For them there are processes on standby from a tenant's first request
+//! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's first request
 //! on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that the node's cache
 //! has removed is ended at the agent's next look.
 
@@ -28,7 +28,7 @@ use super::sandbox::Sandbox;
 use super::standby::{StandbyOrder, StandbySet, StandbyTerms};
 use super::standby_policy::{self, StandbyClaim, StandbyStep};
 use super::template::TemplateProcess;
-use crate::{SandboxError, SandboxStatus, Spec, Template};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, Spec, Template};
 
 /// Maximum number of templates with modules or in images, and of interpreters.
 const MAX_WARM: usize = 4;
@@ -147,7 +147,7 @@ impl Templates {
         let Some(known) = self.known.get_mut(template) else { return };
         if known.warm.is_some() {
             known.give_up(template, error);
-        } else if template.image.is_none() {
+        } else if template.image.is_none() || template.owner.is_some() {
             eprintln!("sublet-spawner: a process on standby did not become its program: {error}");
             known.standby.give_up(Instant::now());
         }
@@ -352,8 +352,13 @@ impl Templates {
         let terms = self.known.get(template).and_then(|known| known.standby.terms.clone());
         let terms = terms.ok_or_else(missing)?;
         let cores = self.terms.idle_cores.get(..terms.cores).ok_or_else(missing)?.to_vec();
-        let bare = without_modules(template);
-        let sandbox = self.copy(means, (&bare, Stock::Used), false)?.ok_or_else(missing)?;
+        let sandbox = match &template.image {
+            Some(_) => first_process::blank(means, NetworkAccess::None, false)?,
+            None => {
+                let bare = without_modules(template);
+                self.copy(means, (&bare, Stock::Used), false)?.ok_or_else(missing)?
+            }
+        };
         let shown_bytes = self.terms.memory_bytes;
         let order = StandbyOrder { template: template.clone(), terms, cores, memory_bytes, shown_bytes };
         let known = self.known.get_mut(template).ok_or_else(missing)?;
@@ -444,7 +449,10 @@ fn without_modules(template: &Template) -> Template {
 fn described(template: &Template, standby: &StandbySet) -> StandbyProcesses {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (waiting, importing) = standby.counts();
-    let modules = template.imports.join(", ");
+    let modules = match template.imports.as_slice() {
+        [] => template.interpreter.display().to_string(),
+        imports => imports.join(", "),
+    };
     StandbyProcesses {
         modules: printable_line(&modules).chars().take(MAX_TOLD_CHARS).collect(),
         waiting: count(waiting),
