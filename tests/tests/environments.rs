@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use sublet::{Allocation, Code, Invoker};
+use sublet_means::{Means, skip};
 use sublet_proto::package::{self, EnvironmentLayer, environment_of};
 use sublet_proto::v1::{PackageInfo, Quota};
 use sublet_tests::assert_fails;
@@ -402,6 +403,49 @@ fn environments_are_evicted_with_their_layers() {
     environment(&client, "huge", &[beta(4).file("huge.bin", vec![7; 5 << 20])]);
     let taken = client.allocate(&allocation(folder_in("huge").path()));
     assert_fails(taken, Code::StoreFull, &["environment huge", "the wheel beta-4.0"]);
+}
+
+/// A process on standby has imported before it has a package.
+const SAYS_WHEN: &str = "import os\nversion = 'in the lease' if os.listdir('/package') else 'ahead'\n";
+
+#[test]
+fn lease_takes_process_that_has_imported_its_tenants_environment() {
+    let controllers = ["memory", "cpuset"].map(Means::Controller);
+    if !controllers.into_iter().all(Means::is_here) {
+        skip(Means::Controller("memory"), "without control groups no process is put on standby");
+        return;
+    }
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    let options = ["--python", python().to_str().unwrap(), "--standby", "256MiB"];
+    cluster.add_agent_with(LentCores::cores(1), &options);
+    let [mut alice, mut mallory] = ["alice", "mallory"].map(|tenant| connect(&cluster.user(tenant)));
+    environment(&alice, "science", &[WheelBuilder::new("beta", "1.0").file("beta.py", SAYS_WHEN)]);
+    let grant = sublet_proto::v1::PackageGrant { tenant: "mallory".into(), right: 2 };
+    alice.manager().grant_package("science", grant).unwrap();
+    let package = folder_with("[python]\nenvironment = 'alice/science'\nimports = ['beta']\n", &[]);
+    let call_once = |client: &mut Invoker, allocation: &Allocation| {
+        client.allocate(allocation).unwrap();
+        let when = call(client, "version", b"");
+        client.deallocate().unwrap();
+        when
+    };
+    let allocation = allocation(package.path());
+    assert_eq!(call_once(&mut alice, &allocation), "in the lease");
+    let waits_for = |client: &Invoker, tenant: &str| {
+        let nodes = client.manager().nodes().unwrap();
+        let mut sets = nodes.iter().flat_map(|node| &node.standby);
+        sets.any(|set| set.tenant == tenant && set.modules == "beta" && set.waiting > 0)
+    };
+    wait_until("a process waits for alice", || waits_for(&alice, "alice"));
+    assert!(waits_for(&cluster.operator(), "alice") && !waits_for(&mallory, "alice"), "others do not see it");
+    // The environment is the same, and mallory has a right to it.
+    assert_eq!(call_once(&mut mallory, &allocation), "in the lease");
+    assert_eq!(call_once(&mut alice, &allocation), "ahead");
+    wait_until("the process is replaced", || waits_for(&alice, "alice"));
+    let with_variable = allocation.clone().variable("LEVEL", "3");
+    assert_eq!(call_once(&mut alice, &with_variable), "in the lease", "modules may read variables");
+    let ahead = call_once(&mut alice, &allocation);
+    assert_eq!(ahead, "ahead", "a lease that differs leaves it to the next one");
 }
 
 #[test]

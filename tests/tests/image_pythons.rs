@@ -30,15 +30,17 @@ use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{children, spawner, wait_until};
 
-/// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, and one
-/// whose templates have no working copies, since these begin in its working folder.
-const ONLY_HERE: [(&str, &str); 3] = [
+/// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, one
+/// whose templates have no working copies, since these begin in its working folder, and one that knows whether there was a package
+/// when it was imported.
+const ONLY_HERE: [(&str, &str); 4] = [
     ("only_here", "import os\nvalue = 'of the image'\nimporter = os.getpid()\n"),
     (
         "starts_thread",
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     ),
     ("strays", "import os\nos.chdir('/bin')\n"),
+    ("says_when", "import os\nvalue = 'in the lease' if os.listdir('/package') else 'ahead'\n"),
 ];
 /// Functions of packages in Python.
 const MODULE: &str = "
@@ -78,9 +80,13 @@ def fork(data):
 
 def leave(data):
     os._exit(3)
+
+def when(data):
+    import says_when
+    return says_when.value.encode()
 ";
-const FUNCTIONS: [&str; 8] =
-    ["only_here", "interpreter", "variable", "write", "exists", "copied", "fork", "leave"];
+const FUNCTIONS: [&str; 9] =
+    ["only_here", "interpreter", "variable", "write", "exists", "copied", "fork", "leave", "when"];
 
 /// Packs the interpreter, once for all tests.
 fn packed() -> &'static PackedInterpreter {
@@ -426,6 +432,39 @@ fn only_trusted_images_have_templates() {
     });
     (0..3).for_each(|_| untrusted());
     assert_eq!(templates(&platform).len(), 1);
+}
+
+#[test]
+fn lease_takes_the_images_python_that_waits_for_its_tenant() {
+    let controllers = ["memory", "cpuset"].map(Means::Controller);
+    if !controllers.into_iter().all(Means::is_here) {
+        skip(Means::Controller("memory"), "without control groups no process is put on standby");
+        return;
+    }
+    let scene = Scene::new();
+    let image = scene.python();
+    let platform = scene.platform(&["--cores", "1", "--memory", "1GiB", "--standby", "256MiB"]);
+    platform.json(&["deploy", &scene.package("app", &image, &importing("\"says_when\""))]);
+    let when = || {
+        let mut client = platform.client_with(&Allocation::new("app").memory_bytes(64 << 20));
+        let when = call(&client, "when", "");
+        client.deallocate().unwrap();
+        when
+    };
+    assert_eq!(when(), "in the lease");
+    let await_standby = || {
+        wait_until("a process waits in the image", || {
+            let shown = platform.json(&["ps"]);
+            let sets = shown["nodes"][0]["standby"].as_array().unwrap();
+            let waits = |set: &serde_json::Value| set["waiting"].as_u64() > Some(0);
+            sets.iter().any(|set| set["modules"] == "says_when" && waits(set))
+        });
+    };
+    await_standby();
+    assert_eq!(when(), "ahead");
+    await_standby();
+    assert_runs_in_image(&platform, "app");
+    assert!(templates(&platform).is_empty(), "no template executes an image that is not trusted");
 }
 
 #[test]

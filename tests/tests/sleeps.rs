@@ -50,7 +50,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
     ),
     ("crates/runtime/tests/fixture/mod.rs", 1, POLL),
     ("crates/sandbox/tests/attacks.rs", 1, "the span of a measurement of shares"),
-    ("crates/sandbox/tests/standby.rs", 1, POLL),
+    ("crates/sandbox/tests/support/standby.rs", 1, POLL),
     ("crates/sandbox/tests/templates.rs", 1, POLL),
     ("crates/sandbox/tests/weak.rs", 1, POLL),
     ("python/tests/cpython_executor.py", 1, "an event that the tests of CPython wait for"),

@@ -208,7 +208,8 @@ impl Agent {
         };
         let (tell, told) = sync_channel(1);
         agent.neighbours = Some(node.spawn("sublet-shims", |node| node.links.run(&node.stopping))?);
-        if node.execution.standby.is_kept() {
+        // The spawner also ends at these looks what it has warm of images that the cache has evicted.
+        if node.execution.standby.is_kept() || !options.image_templates.is_empty() {
             let keep = |node: &Arc<Node>| {
                 standby::run(
                     &node.execution.standby,

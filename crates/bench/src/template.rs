@@ -67,6 +67,7 @@ pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Re
         adapter: warm.spawner.with_file_name(warm.language.adapter()),
         imports: warm.imports.clone(),
         image: None,
+        owner: None,
     };
     let begun = Instant::now();
     while !start(&sandboxes, &template, &script)?.was_warm {

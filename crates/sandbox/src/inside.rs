@@ -32,8 +32,10 @@
 
 pub(crate) mod ahead;
 mod blank;
+pub(crate) mod contained_standby;
 mod container;
 mod delegate;
+pub(crate) mod first;
 mod init;
 mod landlock;
 mod mount_points;
@@ -67,22 +69,6 @@ pub(crate) use root::FOLDERS_POINT;
 /// Namespaces that every sandbox has for itself. A sandbox may use the host's network.
 pub(crate) const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
-
-/// The life of a sandbox's first process.
-pub(crate) fn run(blank: &Blank) -> ! {
-    let link = blank.link.as_fd();
-    let prepared = make_ready(blank).and_then(|()| {
-        let mut plan = plan::receive(link).map_err(|error| (CreationStep::Plan, error))?;
-        become_sandbox(blank, &mut plan).map(|()| plan)
-    });
-    match prepared {
-        Ok(plan) => {
-            await_start(link);
-            init::run(plan, blank)
-        }
-        Err((step, error)) => give_up(link, step, &error),
-    }
-}
 
 /// Reports that everything but the program exists, and returns at the order to start the program.
 fn await_start(link: BorrowedFd<'_>) {

@@ -24,6 +24,8 @@ pub(crate) enum ModuleSource {
 /// Most bytes of a module's name.
 const MAX_MODULE_BYTES: usize = 256;
 
+/// Variable of an interpreter that is on standby in a container, which is no template.
+pub(crate) const CONTAINED_STANDBY: &str = "SUBLET_STANDBY";
 /// Variable with the path of the adapter.
 pub(crate) const ADAPTER: &str = "SUBLET_ADAPTER";
 /// Code that a Python executes to load its adapter. The adapter is not executed as a program.

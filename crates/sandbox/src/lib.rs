@@ -181,8 +181,12 @@ pub struct Template {
     /// them.
     pub search_path: Vec<PathBuf>,
     /// Image of the interpreter, a Python, if it is not the host's. The template has fewer walls than its copies, so the
-    /// image has to be trusted as the host's interpreters are.
+    /// image has to be trusted as the host's interpreters are, unless the template has an owner.
     pub image: Option<TemplateImage>,
+    /// Tenant whose code the modules are: those of a Python's environment, or of an image that is not trusted. No template
+    /// imports them, because a template has fewer walls than its copies. A process on standby does, in all walls of a sandbox,
+    /// and only programs of this tenant take it.
+    pub owner: Option<String>,
 }
 
 /// Image in which a template's interpreter is started.

@@ -34,7 +34,7 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use crate::inside::ahead::{self, Ahead};
 use crate::inside::seccomp::Filters;
-use crate::inside::{Blank, NAMESPACES};
+use crate::inside::{Blank, CreationPlan, NAMESPACES, contained_standby};
 use crate::system::{self, Clone, Fork};
 use crate::{USER, Walls, wire};
 use descriptors::Descriptors;
@@ -190,13 +190,35 @@ impl WaitingCopy {
     /// Waits for the program and the order to start it. Ends the process if it is not wanted any more.
     pub fn become_program(self) -> TemplateProgram {
         let WaitingCopy { ahead, descriptors } = self;
-        let plan = ahead.become_program(|| make_again(descriptors));
-        let (program, words, env) = plan.into_program();
-        TemplateProgram {
-            path: text(program).into(),
-            args: words.into_iter().skip(1).map(text).collect(),
-            env: env.into_iter().map(text).collect(),
-        }
+        program_of(ahead.become_program(|| make_again(descriptors)))
+    }
+}
+
+/// In an interpreter that is on standby in a container of its image: reports that the modules are imported, and waits until
+/// [`contained_program`] can return the program.
+///
+/// # Errors
+/// If the first process of the sandbox cannot be reached.
+pub fn await_contained_program() -> io::Result<()> {
+    contained_standby::tell_waiting()?;
+    await_readable(stdin())
+}
+
+/// Returns the program of an interpreter that was on standby in a container of its image, once it is to be started: this process
+/// has the descriptors of the program by then. Ends the process if it is not wanted any more.
+///
+/// # Errors
+/// If the plan of the program is not complete, or a descriptor cannot be set.
+pub fn contained_program() -> io::Result<TemplateProgram> {
+    Ok(program_of(contained_standby::become_program()?))
+}
+
+fn program_of(plan: CreationPlan) -> TemplateProgram {
+    let (program, words, env) = plan.into_program();
+    TemplateProgram {
+        path: text(program).into(),
+        args: words.into_iter().skip(1).map(text).collect(),
+        env: env.into_iter().map(text).collect(),
     }
 }
 

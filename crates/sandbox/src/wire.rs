@@ -177,7 +177,8 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
 
 /// Encodes a template. Returns also the files of its image, which are those of its specification.
 fn encode_template(template: Template) -> (SandboxTemplate, RootImage) {
-    let Template { language, interpreter, adapter, imports, environment, search_path, image } = template;
+    let Template { language, interpreter, adapter, imports, environment, search_path, image, owner } =
+        template;
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let TemplateImage { root, env } = image.unwrap_or_default();
     let message = SandboxTemplate {
@@ -188,6 +189,7 @@ fn encode_template(template: Template) -> (SandboxTemplate, RootImage) {
         environment: environment.as_deref().map(bytes),
         search_path: search_path.iter().map(|path| bytes(path)).collect(),
         env: env.iter().map(|(name, value)| variable(name, value)).collect(),
+        owner,
     };
     (message, root)
 }
@@ -285,7 +287,8 @@ fn decode_variables(variables: Vec<Vec<u8>>) -> Option<Vec<(OsString, OsString)>
 
 /// Decodes a template, in an image with these files if there are any.
 fn decode_template(message: SandboxTemplate, root: Option<RootImage>) -> Result<Template, &'static str> {
-    let SandboxTemplate { language, interpreter, adapter, imports, environment, search_path, env } = message;
+    let SandboxTemplate { language, interpreter, adapter, imports, environment, search_path, env, owner } =
+        message;
     let language = decode_language(language).ok_or("its language is unknown")?;
     if imports.len() > MAX_IMPORTS {
         return Err("a template imports at most 32 modules");
@@ -296,12 +299,16 @@ fn decode_template(message: SandboxTemplate, root: Option<RootImage>) -> Result<
     if root.is_some() && (language != Language::Python || environment.is_some() || !search_path.is_empty()) {
         return Err("a template in an image is a Python with the modules of the image");
     }
+    let has_modules = !imports.is_empty() && environment.as_ref().is_some_and(|path| !path.is_empty());
+    if owner.is_some() && !(language == Language::Python && (has_modules || root.is_some())) {
+        return Err("a template with an owner is a Python of an image, or with modules of an environment");
+    }
     let env = decode_variables(env).ok_or("a variable of its interpreter has no =")?;
     let image = root.map(|root| TemplateImage { root, env });
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let (interpreter, adapter, environment) = (path(interpreter), path(adapter), environment.map(path));
     let search_path = search_path.into_iter().map(path).collect();
-    Ok(Template { language, interpreter, adapter, imports, environment, search_path, image })
+    Ok(Template { language, interpreter, adapter, imports, environment, search_path, image, owner })
 }
 
 /// Returns the number of a language in `sandbox.proto`.

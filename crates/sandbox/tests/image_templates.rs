@@ -236,6 +236,20 @@ fn template_in_an_image_has_no_rights_and_changes_nothing() {
 }
 
 #[test]
+fn template_ends_with_the_layers_of_its_image() {
+    let scene = Scene::new();
+    scene.warm(&[]);
+    let mut tenant = scene.start("say('here'); os.read(0, 1)", &[]);
+    assert_eq!(tenant.read_line(), "here");
+    let look = || scene.fixture.sandboxes.keep_standby(Vec::new(), 0).unwrap();
+    assert!(look().is_empty());
+    assert_eq!(templates_of(&tenant).len(), 1, "a look harms no template whose layers are there");
+    scene.image.remove();
+    look();
+    assert_eq!(templates_of(&tenant), [], "it would keep the files of the layers on the disk");
+}
+
+#[test]
 fn what_makes_no_template_in_an_image_is_named() {
     let scene = Scene::new();
     let refusal = |change: &dyn Fn(&mut Spec)| {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/standby.rs"]
+mod standby;
 mod support;
 
 use std::cell::Cell;
@@ -9,21 +11,16 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
-use sublet_means::{Means, skip};
+use rustix::process::{Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
 use sublet_sandbox::{Devices, Interpreter, IsolationKind, ProgramEnd, SandboxProgram, Spec, Template};
-use support::{MIB, SandboxFixture, Sort, StartedSandbox, is_bounded, python, template};
+use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 use tempfile::TempDir;
 
-/// Longest wait for a process on standby.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// Pause between two looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Memory for all processes on standby.
-const STANDBY_BYTES: u64 = 512 * MIB;
+use standby::{PATIENCE, SAY, STANDBY_BYTES, can_stand_by, own_cores, processes_on_standby, wait_for};
+
 /// Module whose thread executes what is put into a queue, which keeps a file open, and which no other process has the same
 /// number of.
 const THREADED: &str = "\
@@ -46,10 +43,6 @@ cores = len(os.sched_getaffinity(0))
 given = os.environ.get('GIVEN')
 open('/tmp/kept', 'w').write('written while importing')
 ";
-/// First lines of each program.
-const SAY: &str =
-    "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
-
 /// A spawner whose Python has modules that no template can have.
 struct StandbyFixture {
     fixture: SandboxFixture,
@@ -131,35 +124,6 @@ impl StandbyFixture {
             waiting.cloned()
         })
     }
-}
-
-/// Looks until there is something.
-#[track_caller]
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "in {} s it did not happen that {what}", PATIENCE.as_secs());
-        std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// The cores on which this test may run.
-fn own_cores() -> Vec<u32> {
-    let set = rustix::thread::sched_getaffinity(None).unwrap();
-    let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core));
-    cores.map(|core| u32::try_from(core).unwrap()).collect()
-}
-
-/// Whether processes on standby can be limited here.
-fn can_stand_by() -> bool {
-    let missing = ["memory", "cpuset"].into_iter().find(|controller| !is_bounded(controller));
-    if let Some(controller) = missing {
-        skip(Means::Controller(controller), "without control groups no process is put on standby");
-    }
-    missing.is_none()
 }
 
 #[test]
@@ -311,24 +275,6 @@ fn dead_process_on_standby_harms_no_program() {
     assert_eq!(fixture.run(text, "threaded", |_| {}).0, "4\n");
     witness.outside.write_all(b"x").unwrap();
     assert_eq!(fixture.fixture.wait(&witness.made).exit, Some(ProgramEnd::Status(0)));
-}
-
-/// The program's processes of sandboxes without a program: children of the spawner's children that wait in namespaces of
-/// their own, and are on standby as they have more than one thread.
-fn processes_on_standby(witness: &StartedSandbox) -> Vec<Pid> {
-    let word = |pid: u32, name: &str| -> Option<u32> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
-    };
-    let program = witness.made.state.pid.unwrap();
-    let spawner = word(word(program, "PPid:").unwrap(), "PPid:").unwrap();
-    let numbers =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let waits = |pid: &u32| {
-        let grandparent = word(*pid, "PPid:").and_then(|parent| word(parent, "PPid:"));
-        *pid != program && grandparent == Some(spawner) && word(*pid, "Threads:").is_some_and(|n| n > 1)
-    };
-    numbers.filter(waits).filter_map(|pid: u32| Pid::from_raw(pid.cast_signed())).collect()
 }
 
 #[test]

@@ -108,6 +108,15 @@ fn stand_by(py: Python<'_>) -> PyResult<()> {
     })
 }
 
+/// In an interpreter that is on standby in a container of its image, and has imported its modules: waits for the program, and
+/// returns it once it is to be started. Threads of the modules run meanwhile.
+#[pyfunction]
+fn contained_program(py: Python<'_>) -> PyResult<Words> {
+    py.detach(template::await_contained_program)?;
+    let TemplateProgram { path, args, env } = template::contained_program()?;
+    Ok((path.into_os_string(), args, env))
+}
+
 fn is_no_copy() -> PyErr {
     PyRuntimeError::new_err("this is no copy that waits")
 }
@@ -143,5 +152,6 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     xpu::add(module)?;
     module.add_function(wrap_pyfunction!(imports, module)?)?;
     module.add_function(wrap_pyfunction!(stand_by, module)?)?;
+    module.add_function(wrap_pyfunction!(contained_program, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -6,7 +6,10 @@ open files, and shares with other copies only the memory that the template had. 
 sandbox before its program is known; they may start threads, and keep files open.
 
 An interpreter of an image is the program of its sandboxes: there a copy executes the code of the program's `-c`, as an
-interpreter does that has just been started. It is never on standby.
+interpreter does that has just been started.
+
+A template never imports modules of an environment or an image that a tenant has brought. A copy on standby does that for an
+environment. The interpreter of an image is started in its container, and is on standby there: it is never forked.
 """
 
 import contextlib
@@ -22,6 +25,9 @@ import types
 # Folder of the environment, if this interpreter has no modules beside the standard library; the variable below names another.
 ENVIRONMENT = "/environment"
 ENVIRONMENT_VARIABLE = "SUBLET_ENVIRONMENT"
+
+# Variable of an interpreter that is on standby in a container.
+CONTAINED_STANDBY = "SUBLET_STANDBY"
 
 # Whether this is the interpreter of an image, to which the variables of the image apply. Others are isolated from theirs.
 IN_IMAGE = not sys.flags.isolated
@@ -84,6 +90,8 @@ def stand_by(modules, environment):
     os.environ.update(named(environment))
     time.tzset()
     try:
+        if sys.flags.no_site:
+            use_environment(ENVIRONMENT)
         for module in modules:
             importlib.import_module(module)
         gc.collect()
@@ -91,6 +99,21 @@ def stand_by(modules, environment):
         # The spawner notices the end. Threads of the modules may never end.
         os._exit(1)
     adapter.stand_by()
+
+
+def contained_program(modules):
+    """Imports modules in a container, and returns the program once it is to be started."""
+    # The working folder, which an interpreter adds for `-c`.
+    if sys.path[:1] == [""]:
+        del sys.path[0]
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        gc.collect()
+    except BaseException:
+        # The spawner notices the end. Threads of the modules may never end.
+        os._exit(1)
+    return adapter.contained_program()
 
 
 def named(environment):
@@ -221,12 +244,16 @@ def warm():
 
 # For programs that are workers.
 sys.modules[adapter.__name__] = adapter
-found = warm()
-adapter.serve()
-renew()
-standby = adapter.imports()
-if standby is not None:
-    stand_by(*standby)
-path, arguments, environment = adapter.program()
-begin(environment, found)
+if os.environ.pop(CONTAINED_STANDBY, None):
+    path, arguments, environment = contained_program(sys.argv[1:])
+    os.environ.update(named(environment))
+else:
+    found = warm()
+    adapter.serve()
+    renew()
+    standby = adapter.imports()
+    if standby is not None:
+        stand_by(*standby)
+    path, arguments, environment = adapter.program()
+    begin(environment, found)
 run(path, arguments)

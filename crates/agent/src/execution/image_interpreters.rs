@@ -134,10 +134,14 @@ impl ImageInterpreters {
 
     /// Template of which the worker with this specification, in a container, can be a copy instead, if there is one. Only
     /// Pythons of images are templates.
-    pub(crate) fn template(&self, runnable: &Runnable, spec: &Spec) -> Option<Template> {
+    pub(crate) fn template(
+        &self,
+        runnable: &Runnable,
+        (spec, tenant): (&Spec, Option<&str>),
+    ) -> Option<Template> {
         let (build, python) = (runnable.build(), runnable.image_interpreter.as_ref()?);
         (ImageLanguage::of(build) == Some(ImageLanguage::Python)).then_some(())?;
-        self.trusted.template((digest(build).ok()?, python), build, spec)
+        self.trusted.template((digest(build).ok()?, python), build, (spec, tenant))
     }
 
     fn request<'lease>(

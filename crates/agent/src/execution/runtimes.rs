@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sublet_proto::package::{PythonPlatform, is_python, nodejs_architecture, python_architecture, runs_on};
 use sublet_proto::v1::{PackageBuild, SandboxTemplate};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Interpreter, Language, Template, decode_language};
+use sublet_sandbox::{Interpreter, Language, MAX_IMPORTS, Template, decode_language};
 use tracing::info;
 
 use crate::execution::programs::{find_command, find_program};
@@ -140,6 +140,7 @@ impl Runtimes {
             environment: None,
             search_path: runtime.search_path.clone(),
             image: None,
+            owner: None,
         };
         self.known.iter().map(move |runtime| (template(runtime), runtime.worker.clone()))
     }
@@ -155,12 +156,13 @@ impl Runtimes {
         self.architectures().into_iter().chain(platforms).collect()
     }
 
-    /// Template from which the worker of a build for an interpreter is copied, and the worker's program. In an environment the
-    /// worker imports the build's modules by itself: a template executes no code of a tenant.
+    /// Template from which the worker of a build for an interpreter is copied, and the worker's program. A template executes no
+    /// code of a tenant. So in an environment the worker imports the build's modules by itself, or is a process on standby that
+    /// has imported them for this tenant, if the tenant is known and the node keeps such processes.
     pub(crate) fn worker(
         &self,
         build: &PackageBuild,
-        environment: Option<&Path>,
+        (environment, tenant): (Option<&Path>, Option<&str>),
     ) -> Result<(Template, PathBuf), Error> {
         let is_for = |runtime: &&LanguageRuntime| {
             runtime.architecture.as_ref().is_some_and(|here| runs_on(&build.architecture, here))
@@ -178,14 +180,18 @@ impl Runtimes {
                 format!("{library} is for {wanted}, and this node has {here}"),
             )
         })?;
+        let can_wait = environment.is_some() && (1..=MAX_IMPORTS).contains(&build.imports.len());
+        let owner = tenant.filter(|_| can_wait && is_python(&build.architecture)).map(str::to_owned);
+        let are_kept = environment.is_none() || owner.is_some();
         let template = Template {
             language: runtime.language,
             interpreter: runtime.interpreter.program.clone(),
             adapter: runtime.adapter.clone(),
-            imports: if environment.is_some() { Vec::new() } else { build.imports.clone() },
+            imports: if are_kept { build.imports.clone() } else { Vec::new() },
             environment: environment.map(Path::to_owned),
             search_path: if environment.is_some() { Vec::new() } else { runtime.search_path.clone() },
             image: None,
+            owner,
         };
         Ok((template, runtime.worker.clone()))
     }
@@ -211,6 +217,8 @@ impl Runtimes {
             interpreter: bytes(&runtime.interpreter.program),
             adapter: bytes(&runtime.adapter),
             search_path: runtime.search_path.iter().map(|path| bytes(path)).collect(),
+            // No operator takes a tenant's process on standby.
+            owner: None,
             ..wanted.clone()
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! The spawner makes them. It has to know which cores no lease has, since importing takes a core for seconds, and how
 //! much memory they may take: the operator's choice, which the node does not lend. One thread tells the spawner both, each
-//! second and as soon as a lease takes cores.
+//! second and as soon as a lease takes cores. At each of these looks the spawner also ends what was made from files that the
+//! cache has evicted, as templates in images.
 
 use std::os::fd::AsFd;
 use std::sync::Mutex;

@@ -93,7 +93,7 @@ impl WorkerProcess {
         let package_ready_ns = monotonic_ns();
         let image = node.execution.images.hold(runnable.build())?;
         let libc = c_library(held, &runnable, image.as_ref())?;
-        let program = program(node, &runnable, libc)?;
+        let program = program(node, held, &runnable, libc)?;
         let swaps = swaps(held, runnable.build(), libc);
         let (isolation, runtime) = node.execution.isolations.of_lease(&held.lease, runnable.build())?;
         check_network(node, &runnable)?;
@@ -128,7 +128,8 @@ impl WorkerProcess {
             }
             Ok(spec)
         };
-        let launched = launch(node, &sandboxes, &runnable, (inside.into(), &spec_with));
+        let owned = (&runnable, owner(node, held));
+        let launched = launch(node, &sandboxes, owned, (inside.into(), &spec_with));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let cold_imports = sandbox.cold_imports.clone();
@@ -235,11 +236,11 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
 fn launch(
     node: &Node,
     sandboxes: &Sandboxes,
-    runnable: &Runnable,
+    (runnable, owner): (&Runnable, Option<&str>),
     (control, spec_with): (OwnedFd, &dyn Fn(OwnedFd) -> Result<Spec, Error>),
 ) -> Result<NewSandbox, Error> {
     let spec = spec_with(control)?;
-    let Some(template) = node.execution.image_interpreters.template(runnable, &spec) else {
+    let Some(template) = node.execution.image_interpreters.template(runnable, (&spec, owner)) else {
         return one(sandboxes.launch(vec![spec]));
     };
     let control = spec.control.try_clone();
@@ -430,7 +431,12 @@ fn c_library(
     Ok(libc)
 }
 
-fn program(node: &Node, runnable: &Runnable, libc: CLibrary) -> Result<WorkerProgram, Error> {
+fn program(
+    node: &Node,
+    held: &AttachedLease,
+    runnable: &Runnable,
+    libc: CLibrary,
+) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
     let of_host =
         |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
@@ -439,11 +445,18 @@ fn program(node: &Node, runnable: &Runnable, libc: CLibrary) -> Result<WorkerPro
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
     }
     if is_interpreter(&build.architecture) {
-        let (template, program) =
-            node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
+        let modules = (runnable.environment.as_deref(), owner(node, held));
+        let (template, program) = node.execution.sandboxes.runtimes.worker(build, modules)?;
         return Ok(of_host(IsolationKind::Template(template), program));
     }
     Ok(of_host(IsolationKind::Process, node.execution.programs.of(build, libc)?))
+}
+
+/// The tenant of a lease, if the node may keep a process on standby for its next lease. The tenant of a lease that its manager
+/// has not confirmed yet is not known.
+fn owner<'lease>(node: &Node, held: &'lease AttachedLease) -> Option<&'lease str> {
+    let is_kept = held.confirmation.is_none() && node.execution.standby.is_kept();
+    is_kept.then_some(held.lease.tenant.as_str())
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in

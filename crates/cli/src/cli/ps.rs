@@ -139,11 +139,13 @@ fn weak_isolation(nodes: &[NodeView]) -> String {
 /// Returns a line for each set of modules with which processes of a node wait.
 fn on_standby(nodes: &[NodeView]) -> String {
     let kept = nodes.iter().flat_map(|node| node.standby.iter().map(move |standby| (&node.name, standby)));
-    let lines = kept.map(|(node, StandbyView { modules, waiting, importing, memory_bytes })| {
+    let lines = kept.map(|(node, StandbyView { modules, waiting, importing, memory_bytes, tenant })| {
         let plural = if *waiting == 1 { "process waits" } else { "processes wait" };
         let more = if *importing > 0 { format!(", {importing} more in preparation") } else { String::new() };
         let bytes = show_bytes(*memory_bytes);
-        let line = format!("{node}: {waiting} {plural} for leases with {modules} imported{more} ({bytes})");
+        let of = if tenant.is_empty() { String::new() } else { format!(" of {tenant}") };
+        let line =
+            format!("{node}: {waiting} {plural} for leases{of} with {modules} imported{more} ({bytes})");
         format!("{}\n", printable_line(&line))
     });
     lines.collect()
@@ -292,16 +294,19 @@ mod tests {
             waiting,
             importing,
             memory_bytes,
+            tenant: String::new(),
         };
+        let owned = v1::StandbyProcesses { tenant: "alice".to_owned(), ..of("beta", 1, 0, 2 << 20) };
         let node = NodeView::from(v1::NodeInfo {
             description: Some(v1::NodeDescription { name: "n".to_owned(), ..Default::default() }),
-            standby: vec![of("torch", 2, 0, 3 << 20), of("polars\n", 1, 1, 1 << 20)],
+            standby: vec![of("torch", 2, 0, 3 << 20), of("polars\n", 1, 1, 1 << 20), owned],
             ..Default::default()
         });
         assert_eq!(
             on_standby(&[node]),
             "n: 2 processes wait for leases with torch imported (3 MiB)\n\
-             n: 1 process waits for leases with polars\\x0a imported, 1 more in preparation (1 MiB)\n"
+             n: 1 process waits for leases with polars\\x0a imported, 1 more in preparation (1 MiB)\n\
+             n: 1 process waits for leases of alice with beta imported (2 MiB)\n"
         );
     }
 

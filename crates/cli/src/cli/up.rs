@@ -120,8 +120,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", value_parser = parse::absolute)]
     python_path: Vec<PathBuf>,
 
-    /// Memory for processes of that Python that have imported modules which start threads, and wait for a lease, as 2GiB; it
-    /// is not lent [default: none]
+    /// Memory for processes in Python that have imported modules which start threads or are of a tenant's environment or image,
+    /// and wait for a lease, as 2GiB; it is not lent [default: none]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     standby: Option<u64>,
 

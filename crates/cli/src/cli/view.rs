@@ -86,12 +86,14 @@ pub(crate) struct StandbyView {
     pub(crate) importing: u32,
     /// Memory of all of them, which the node does not lend.
     pub(crate) memory_bytes: u64,
+    /// Tenant of the environment that has the modules; empty for modules of the node's own Python.
+    pub(crate) tenant: String,
 }
 
 impl From<StandbyProcesses> for StandbyView {
     fn from(standby: StandbyProcesses) -> StandbyView {
-        let StandbyProcesses { modules, waiting, importing, memory_bytes } = standby;
-        StandbyView { modules, waiting, importing, memory_bytes }
+        let StandbyProcesses { modules, waiting, importing, memory_bytes, tenant } = standby;
+        StandbyView { modules, waiting, importing, memory_bytes, tenant }
     }
 }
 

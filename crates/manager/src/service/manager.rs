@@ -139,8 +139,13 @@ impl Manager for Service {
     }
 
     async fn list_nodes(&self, request: Request<ListNodesRequest>) -> Result<Response<NodeList>, Status> {
+        let caller = caller(&request)?;
         let nodes = self.0.shell.look(|core| core.nodes().map(|node| core.info(node)).collect::<Vec<_>>());
         answer(nodes.map(|mut nodes| {
+            for node in &mut nodes {
+                // The modules of a tenant's environment are shown to that tenant and to operators.
+                node.standby.retain(|set| set.tenant.is_empty() || caller.may_see(&set.tenant));
+            }
             nodes.sort_by(|a, b| name_of(a).cmp(name_of(b)));
             let named = nodes.into_iter().map(|node| (name_of(&node).to_owned(), node));
             let page = ReplyPage::after(&request.get_ref().after, named);

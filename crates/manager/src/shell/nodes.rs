@@ -27,7 +27,7 @@ const MAX_RUNNING: usize = 65_536;
 /// Longest reason for a lease's end that is kept, in characters.
 const MAX_REASON_CHARS: usize = 512;
 /// Maximum number of sets of modules on standby that a node reports.
-const MAX_STANDBY: usize = 64;
+const MAX_STANDBY: usize = 128;
 /// Time for which an agent waits for a token to be verified.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
@@ -317,7 +317,9 @@ fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
 }
 
 fn standby_report(standby: v1::StandbyProcesses) -> v1::StandbyProcesses {
-    v1::StandbyProcesses { modules: standby.modules.chars().take(MAX_REASON_CHARS).collect(), ..standby }
+    let shortened = |text: &str| text.chars().take(MAX_REASON_CHARS).collect::<String>();
+    let (modules, tenant) = (shortened(&standby.modules), shortened(&standby.tenant));
+    v1::StandbyProcesses { modules, tenant, ..standby }
 }
 
 fn invalid(message: String) -> Error {

@@ -23,12 +23,20 @@
 //! spawner           first process                          program's process
 //!    ├─── standby ──────► root, mounts, pivot
 //!    │                    ├─── standby ──────────────────────► identity, restrictions
+//!    │◄── started ─────────────────────────────────────────────┤ closes its connection to the spawner
 //!    │                    │◄── made ─────────────────────────────┤
-//!    │◄── waiting ─────────────────────────────────────────────┤ imports
+//!    │◄── waiting ────────┤◄── waiting ──────────────────────────┤ imports
 //!    :  until it is wanted
 //!    ├─── plan ─────────► more mounts, sizes, restrictions
-//!    │                    ├─── plan ─────────────────────────► and so on, as above
+//!    │                    ├─── plan ─────────────────────────►
+//!    │◄── made ───────────┤◄── made ─────────────────────────────┤
+//!    ├─── start ────────► ├─── start ──────────────────────────► limits, descriptors
+//!    │◄── running ────────┤◄── running ──────────────────────────┤ the program
 //! ```
+//!
+//! Modules may be code of a tenant. So a process that imports them has no connection to the spawner, on which it could read
+//! the plan with the descriptors that are only for the first process, or send reports in place of that one. It can only
+//! answer the first process wrongly, which then ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -88,26 +96,45 @@ fn fork(blank: &Blank) -> Result<(ForkSide, OwnedFd), (CreationStep, io::Error)>
 /// Continues as the first process: receives the plan, applies it, passes it on, and waits for the start.
 fn lead(blank: &Blank, program: &OwnedFd, started: StartedProgram, pipe: OwnedFd) -> ! {
     let link = blank.link.as_fd();
-    let prepared = await_plan(blank, program.as_fd()).and_then(|mut plan| {
+    let prepared = await_plan(blank, program.as_fd()).and_then(|(mut plan, was_standby)| {
         let output = ProgramOutput::new(pipe, plan.output.take(), plan.id);
-        pass_on(plan, program.as_fd()).map(|()| output)
+        pass_on(plan, program.as_fd()).map(|()| (output, was_standby))
     });
-    let output = prepared.unwrap_or_else(|(step, error)| give_up(link, step, &error));
+    let (output, was_standby) = prepared.unwrap_or_else(|(step, error)| give_up(link, step, &error));
     await_start(link);
-    if SandboxOrder::Start.send(program.as_fd()).is_ok() {
+    let is_started = SandboxOrder::Start.send(program.as_fd()).is_ok();
+    if is_started && (!was_standby || pass_on_start(program.as_fd(), link)) {
         let _ = started.attend(output).send(link);
     }
     system::leave(0)
 }
 
-/// Waits for the plan, and applies it. Until then the program's process is on standby if the spawner orders that.
-fn await_plan(blank: &Blank, program: BorrowedFd<'_>) -> Result<CreationPlan, (CreationStep, io::Error)> {
+/// Passes on the report of a program's process that was on standby, which reports to this process only. Returns whether it
+/// has become the program.
+pub(super) fn pass_on_start(program: BorrowedFd<'_>, link: BorrowedFd<'_>) -> bool {
+    loop {
+        let report = match SandboxReport::receive(program, RecvFlags::empty()) {
+            // The spawner knows it already.
+            Ok(Some((SandboxReport::Started, _))) => continue,
+            Ok(Some((report @ (SandboxReport::Running | SandboxReport::Failed { .. }), _))) => report,
+            _ => SandboxReport::failed(CreationStep::Standby, &io::Error::from_raw_os_error(libc::EPIPE)),
+        };
+        return report.send(link).is_ok() && report == SandboxReport::Running;
+    }
+}
+
+/// Waits for the plan, and applies it. Until then the program's process is on standby if the spawner orders that. Returns
+/// also whether it was.
+fn await_plan(
+    blank: &Blank,
+    program: BorrowedFd<'_>,
+) -> Result<(CreationPlan, bool), (CreationStep, io::Error)> {
     let link = blank.link.as_fd();
     let next = || plan::receive(link).map_err(|error| (CreationStep::Plan, error));
     let mut plan = next()?;
     if !plan.is_standby {
         become_sandbox(blank, &mut plan)?;
-        return Ok(plan);
+        return Ok((plan, false));
     }
     become_owner(blank)?;
     root::enter(&plan).map_err(|error| (CreationStep::Root, error))?;
@@ -117,22 +144,39 @@ fn await_plan(blank: &Blank, program: BorrowedFd<'_>) -> Result<CreationPlan, (C
     let plan = next()?;
     root::complete(&plan).map_err(|error| (CreationStep::Root, error))?;
     restrict(blank, &plan)?;
-    Ok(plan)
+    Ok((plan, true))
 }
 
-/// Waits for an order of the spawner, or for its end. Fails if the process on standby ends before.
-fn await_order(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
-    let mut watched = [PollFd::new(&link, PollFlags::IN), PollFd::new(&program, PollFlags::IN)];
-    let polled = retry_on_intr(|| poll(&mut watched, None));
-    polled.map_err(|errno| (CreationStep::Standby, errno.into()))?;
-    match watched[1].revents().is_empty() {
-        true => Ok(()),
-        false => Err((CreationStep::Standby, io::Error::from_raw_os_error(libc::EPIPE))),
+/// Waits for an order of the spawner, or for its end. Passes on that the process on standby has imported its modules. Fails
+/// if that process ends before, or reports anything else.
+pub(super) fn await_order(
+    link: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+) -> Result<(), (CreationStep, io::Error)> {
+    let failed = |error: io::Error| (CreationStep::Standby, error);
+    let mut has_imported = false;
+    loop {
+        let mut watched = [PollFd::new(&link, PollFlags::IN), PollFd::new(&program, PollFlags::IN)];
+        let polled = retry_on_intr(|| poll(&mut watched, None));
+        polled.map_err(|errno| failed(errno.into()))?;
+        if watched[1].revents().is_empty() {
+            return Ok(());
+        }
+        match SandboxReport::receive(program, RecvFlags::DONTWAIT) {
+            Ok(Some((SandboxReport::Waiting, _))) if !has_imported => {
+                has_imported = true;
+                SandboxReport::Waiting.send(link).map_err(failed)?;
+            }
+            _ => return Err(failed(io::Error::from_raw_os_error(libc::EPIPE))),
+        }
     }
 }
 
 /// Has the program's process become what the first is by now.
-fn pass_on(mut plan: CreationPlan, program: BorrowedFd<'_>) -> Result<(), (CreationStep, io::Error)> {
+pub(super) fn pass_on(
+    mut plan: CreationPlan,
+    program: BorrowedFd<'_>,
+) -> Result<(), (CreationStep, io::Error)> {
     // Both have the same.
     plan.mounts.clear();
     plan.folders.iter_mut().for_each(|folder| folder.mount = None);
@@ -174,10 +218,9 @@ impl Ahead {
     /// Waits for the first plan. If this process is to wait on standby, returns that plan once all restrictions hold, with
     /// `last` as the last step. Nothing if it is the plan of the program. Ends the process if it cannot be prepared.
     pub(crate) fn await_standby(&mut self, last: impl FnOnce() -> io::Result<()>) -> Option<CreationPlan> {
-        let first = self.first.as_fd();
-        let plan = match plan::receive(first) {
+        let plan = match plan::receive(self.first.as_fd()) {
             Ok(plan) => plan,
-            Err(error) => give_up(first, CreationStep::Plan, &error),
+            Err(error) => give_up(self.first.as_fd(), CreationStep::Plan, &error),
         };
         if !plan.is_standby {
             self.plan = Some(plan);
@@ -185,10 +228,11 @@ impl Ahead {
         }
         let begun = self.stand_by(&plan);
         let begun = begun.and_then(|()| last().map_err(|error| (CreationStep::Copy, error)));
+        let begun = begun.and_then(|()| self.leave_spawner());
         if let Err((step, error)) = begun {
-            give_up(first, step, &error);
+            give_up(self.first.as_fd(), step, &error);
         }
-        if SandboxReport::Made.send(first).is_err() {
+        if SandboxReport::Made.send(self.first.as_fd()).is_err() {
             system::leave(0);
         }
         self.is_restricted = true;
@@ -206,7 +250,15 @@ impl Ahead {
         set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(failed)
     }
 
-    /// Tells the spawner that the modules are imported.
+    /// Reports this process to the spawner, and gives up the connection to it: the first process passes on later reports.
+    fn leave_spawner(&mut self) -> Result<(), (CreationStep, io::Error)> {
+        let failed = |error: io::Error| (CreationStep::Standby, error);
+        SandboxReport::Started.send(self.blank.link.as_fd()).map_err(failed)?;
+        self.blank.link = self.first.try_clone().map_err(failed)?;
+        Ok(())
+    }
+
+    /// Reports that the modules are imported.
     pub(crate) fn tell_waiting(&self) -> io::Result<()> {
         SandboxReport::Waiting.send(self.blank.link.as_fd())
     }

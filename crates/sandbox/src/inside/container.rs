@@ -21,7 +21,7 @@ use super::names::add_user;
 use super::plan::LayerMounts;
 use super::root::{
     FOLDERS_POINT, SCRATCH_POINT, attach_folder, begin_template, make_place, make_root, mount_scratch,
-    mount_shared,
+    mount_shared, resize_shared,
 };
 use crate::MAX_LAYERS;
 
@@ -56,6 +56,18 @@ pub(super) fn enter(plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> 
         attach_folder(folder, &Path::new(FOLDERS_POINT).join(&folder.name))?;
     }
     mount_shared(plan)?;
+    Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
+}
+
+/// Adds to a container that [`enter`] has made for a process on standby what only its program has. The size of the files that it
+/// can write stays, since they are not at a path any more.
+pub(super) fn complete(plan: &CreationPlan) -> io::Result<()> {
+    let image = plan.image.as_ref().ok_or(io::ErrorKind::InvalidData)?;
+    rustix::process::chdir("/")?;
+    for (MountPoint(path), mount) in &plan.mounts {
+        attach(mount, Path::new(path))?;
+    }
+    resize_shared(plan)?;
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
@@ -108,6 +120,10 @@ fn make_places(plan: &CreationPlan) -> io::Result<()> {
     SHOWN.into_iter().chain([SCRATCH_POINT]).try_for_each(|folder| make_folder(upper.join(folder)))?;
     if !plan.folders.is_empty() {
         make_folder(upper.join(FOLDERS_POINT))?;
+    }
+    if plan.is_standby {
+        // The folder of its program is mounted later.
+        make_folder(upper.join(MountPoint::FOLDER.0))?;
     }
     fs::set_permissions(upper.join(SCRATCH_POINT), Permissions::from_mode(0o1777))?;
     for (MountPoint(path), mount) in &plan.mounts {

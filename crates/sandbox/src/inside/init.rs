@@ -134,7 +134,7 @@ fn become_program(
 
 /// Becomes the program. Returns only what prevented it: `ENOENT` if there is no such file, and `ELIBACC` if a file is there
 /// and the loader that it names is not.
-fn execute(plan: &CreationPlan) -> io::Error {
+pub(super) fn execute(plan: &CreationPlan) -> io::Error {
     let mut error = io::Error::from_raw_os_error(libc::ENOENT);
     for program in candidates(&plan.program, &plan.env) {
         let found = system::exec(&program, &plan.args, &plan.env);
@@ -177,7 +177,7 @@ pub(super) fn prepare_program(
 
 /// Sets the limits of each process. The kernel counts processes for each user namespace, so that is a second limit of
 /// them, and the only one without a control group.
-fn limit(plan: &CreationPlan) -> Result<(), Errno> {
+pub(super) fn limit(plan: &CreationPlan) -> Result<(), Errno> {
     let at_most = |most| Rlimit { current: Some(most), maximum: Some(most) };
     for resource in [Resource::Core, Resource::Rtprio, Resource::Nice, Resource::Msgqueue] {
         setrlimit(resource, at_most(0))?;

@@ -80,6 +80,11 @@ pub(super) fn complete(plan: &CreationPlan) -> io::Result<()> {
     debug_assert!(plan.folders.is_empty(), "a program that was on standby has lent folders");
     mount_given(plan)?;
     resize(SCRATCH_POINT, plan.scratch_bytes, own_files(plan))?;
+    resize_shared(plan)
+}
+
+/// Sets the size of [`crate::SHARED_MEMORY`], from the root as the working directory.
+pub(super) fn resize_shared(plan: &CreationPlan) -> io::Result<()> {
     resize(SHARED_POINT, plan.shared_bytes, OWN_SHARED_FILES)
 }
 

@@ -171,6 +171,7 @@ mod tests {
             environment: None,
             search_path: Vec::new(),
             image,
+            owner: None,
         };
         let [program, args, environment] = command(&template, OsStr::new("/program")).unwrap();
         let value = |name: &str| {

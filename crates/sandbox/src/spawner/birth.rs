@@ -12,15 +12,20 @@ use super::first_process::reported;
 use super::means::SandboxRoot;
 use super::root;
 use super::sandbox::Sandbox;
+use super::templates::Stock;
 use super::weak::WeakRoot;
 use super::workshop::Workshop;
-use crate::inside::{CreationPlan, SandboxOrder, SandboxReport};
+use crate::inside::{CreationPlan, MountPoint, SandboxOrder, SandboxReport};
 use crate::{FolderAccess, IsolationKind, SandboxError, SandboxId, Spec, Template};
 
 /// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
-pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sandbox, SandboxError> {
+pub(super) fn begin(
+    workshop: &mut Workshop,
+    id: SandboxId,
+    (spec, stock): (Spec, Stock),
+) -> Result<Sandbox, SandboxError> {
     if let SandboxRoot::Weak(_) = workshop.means.root {
-        return begin_weak(workshop, id, spec);
+        return begin_weak(workshop, id, (spec, stock));
     }
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let program = spec.program.path();
@@ -33,9 +38,19 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
     let layers = root::layers_of(&spec)?;
     let folders = root::folders_of(&spec)?;
     let mut sandbox = match &spec.kind {
-        IsolationKind::Template(template) => workshop.copy(template, &spec)?,
-        kind => workshop.take(spec.network, matches!(kind, IsolationKind::Delegated { .. }))?,
+        IsolationKind::Template(template) => workshop.copy(template, (&spec, stock))?,
+        kind => {
+            let has_root = matches!(kind, IsolationKind::Delegated { .. });
+            workshop.take((spec.network, has_root), stock)?
+        }
     };
+    if sandbox.is_standby() {
+        // It has imported from the environment. In an image it has also loaded its adapter, which is where the program is.
+        let is_in_image = spec.kind.image().is_some();
+        mounts.retain(|(place, _)| {
+            *place != MountPoint::ENVIRONMENT && !(is_in_image && *place == MountPoint::PROGRAM)
+        });
+    }
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
@@ -53,7 +68,11 @@ pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Resul
 }
 
 /// Has a process that waits for it become a sandbox of weak isolation, which is not complete before [`await_made`].
-fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sandbox, SandboxError> {
+fn begin_weak(
+    workshop: &mut Workshop,
+    id: SandboxId,
+    (spec, stock): (Spec, Stock),
+) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let SandboxRoot::Weak(root) = &workshop.means.root else {
         return Err(failed("isolating weakly")(io::ErrorKind::Unsupported.into()));
@@ -63,10 +82,10 @@ fn begin_weak(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sand
     let mut sandbox = match &spec.kind {
         IsolationKind::Template(template) => {
             // A template has no walls here, so it imports no module that a tenant has named.
-            let bare = Template { imports: Vec::new(), ..template.clone() };
-            workshop.copy(&bare, &spec)?
+            let bare = Template { imports: Vec::new(), owner: None, ..template.clone() };
+            workshop.copy(&bare, (&spec, stock))?
         }
-        _ => workshop.take(spec.network, false)?,
+        _ => workshop.take((spec.network, false), stock)?,
     };
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
     let plan = CreationPlan::weak(id, spec, &readable).map_err(failed("reading a specification"))?;
@@ -97,6 +116,9 @@ pub(super) fn order_start(sandbox: &Sandbox) -> Result<(), SandboxError> {
 
 /// Waits until the program runs; gives its process.
 pub(super) fn await_running(sandbox: &Sandbox) -> Result<u32, SandboxError> {
+    if let Some(pid) = sandbox.standby_program() {
+        return expect(sandbox.link(), SandboxReport::Running).map(|_| pid);
+    }
     let pid = expect(sandbox.link(), SandboxReport::Started)?;
     expect(sandbox.link(), SandboxReport::Running)?;
     Ok(pid.unsigned_abs())

@@ -107,6 +107,14 @@ impl Cgroup {
         }
     }
 
+    /// Processor time of all that is or was in it, in microseconds. Nothing if that is not counted.
+    pub(super) fn processor_us(&self) -> Option<u64> {
+        match self {
+            Cgroup::One(group) => group.processor_us(),
+            Cgroup::Two(group) => Some(group.processor_us()),
+        }
+    }
+
     /// Returns how many processes of the group were killed because they exceeded its memory.
     pub(super) fn out_of_memory_kills(&self) -> u64 {
         match self {

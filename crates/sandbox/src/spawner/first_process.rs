@@ -100,7 +100,7 @@ fn fork(blank: &Blank, network: NetworkAccess, cgroup: Option<BorrowedFd<'_>>) -
         (Walls::Full, NetworkAccess::Host) => NAMESPACES,
     };
     match clone(Clone { flags, cgroup, is_sibling: false }) {
-        Ok(Fork::Child) => inside::run(blank),
+        Ok(Fork::Child) => inside::first::run(blank),
         Ok(Fork::Parent(pid, pidfd)) => Ok(Born { pid, pidfd, is_in_group: cgroup.is_some() }),
         // Where only the older call is there, the process enters its group afterwards.
         Err(error) if cgroup.is_some() && error.raw_os_error() == Some(libc::ENOSYS) => {

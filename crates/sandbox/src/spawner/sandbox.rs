@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, sockopt};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
@@ -39,9 +39,12 @@ pub(super) struct Sandbox {
     memory_bytes: Option<u64>,
     phase: SandboxPhase,
     cold_imports: Option<ColdImports>,
-    /// Template in an image that it is a copy of, if it is one.
+    /// Template that stops to be used if the sandbox cannot be made: one in an image, or one whose modules a process on
+    /// standby has imported.
     template: Option<Template>,
     is_standby: bool,
+    /// The program's process, if it has reported itself on standby.
+    standby_program: Option<u32>,
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
@@ -81,6 +84,7 @@ impl Sandbox {
             cold_imports: None,
             template: None,
             is_standby: false,
+            standby_program: None,
             cgroup,
             users,
             views: Vec::new(),
@@ -127,7 +131,7 @@ impl Sandbox {
         self.cold_imports = cold_imports;
     }
 
-    /// Notes the template in an image that it is a copy of.
+    /// Notes the template in an image that it is a copy of, or whose modules it has imported on standby.
     pub(super) fn set_template(&mut self, template: &Template) {
         debug_assert!(self.template.is_none(), "a sandbox is a copy of two templates");
         self.template = Some(template.clone());
@@ -149,6 +153,24 @@ impl Sandbox {
 
     pub(super) fn is_standby(&self) -> bool {
         self.is_standby
+    }
+
+    /// Notes the program's process, which it has on standby already.
+    pub(super) fn set_standby_program(&mut self, pid: u32) {
+        debug_assert!(
+            self.is_standby,
+            "process {pid} reports itself before its program starts, and is not on standby"
+        );
+        self.standby_program = Some(pid);
+    }
+
+    pub(super) fn standby_program(&self) -> Option<u32> {
+        self.standby_program
+    }
+
+    /// Sets the maximum time for its next step.
+    pub(super) fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        Ok(sockopt::set_socket_timeout(&self.link, sockopt::Timeout::Recv, Some(patience))?)
     }
 
     pub(super) fn link(&self) -> BorrowedFd<'_> {

@@ -7,11 +7,18 @@
 //! Modules see the environment and the number of cores that the program will have. A program that differs in
 //! that gets no process on standby, nor does one that needs a filter of system calls, Landlock rules or users of its own
 //! ([`StandbyTerms::of`]).
+//!
+//! A process for an image is no copy of a template: it is the image's interpreter, started in a container.
+//!
+//! The modules of a template with an owner are code of that tenant. Its process imports them in the same walls, has a few
+//! duties more ([`StandbyProcess::look`]), and is the only one of its set. Its tenant pays for no import, so no program's
+//! request leads to more than [`MAX_ATTEMPTS`] imports.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
@@ -20,14 +27,20 @@ use super::cgroups::Cgroup;
 use super::means::SpawnMeans;
 use super::root;
 use super::sandbox::Sandbox;
-use crate::inside::{CreationPlan, SandboxReport};
+use crate::inside::{CreationPlan, MountPoint, SandboxReport};
+use crate::language::{ADAPTER, CONTAINED_STANDBY, ModuleSource};
 use crate::{
-    Devices, IsolationKind, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
-    SandboxStatus, Spec, Template,
+    Devices, IsolationKind, LOADED, Language, NetworkAccess, SandboxError, SandboxId, SandboxLimits,
+    SandboxProgram, SandboxStatus, Spec, Template,
 };
 
 /// Maximum number of processes of one set of modules.
 const MAX_PROCESSES: usize = 2;
+/// The same of a set that is a tenant's.
+const MAX_PROCESSES_OF_TENANT: usize = 1;
+/// Maximum number of imports of a tenant's set after a program has asked for it, should processes end while they import or
+/// wait.
+const MAX_ATTEMPTS: u32 = 2;
 /// Memory that is free when a process begins to import modules of which none has been on standby, in bytes.
 const LEAST_BYTES: u64 = 64 << 20;
 /// Memory that a waiting process may take beyond what it has when its modules are imported, in bytes.
@@ -38,6 +51,15 @@ const FILES_BYTES: u64 = 4 << 20;
 const MAX_THREADS: u32 = 512;
 /// Maximum time to import modules.
 const LONGEST_IMPORT: Duration = Duration::from_secs(120);
+/// The same for modules of a tenant, for which others wait meanwhile.
+const LONGEST_IMPORT_OF_TENANT: Duration = Duration::from_secs(30);
+/// Maximum time for each step of a process that has imported modules of a tenant, from its program's request on. Modules can
+/// delay it, and no other request is served meanwhile.
+const LONGEST_STEP_OF_TENANT: Duration = Duration::from_secs(1);
+/// Processor time that a process with modules of a tenant may use while it waits, in microseconds, beside a part of the time.
+const WAITING_CPU_US: u64 = 50_000;
+/// One in so many microseconds of waiting may be processor time.
+const WAITING_CPU_PARTS: u64 = 100;
 /// Time after a failure in which the modules are not imported again.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -47,23 +69,25 @@ pub(super) struct StandbyTerms {
     env: Vec<(OsString, OsString)>,
     /// Number of its cores.
     pub(super) cores: usize,
+    /// Size of the files that it can write in the container of an image, in bytes. It cannot change later.
+    files_bytes: Option<u64>,
 }
 
 impl StandbyTerms {
     /// Returns nothing for a program that always imports by itself.
     pub(super) fn of(template: &Template, spec: &Spec) -> Option<StandbyTerms> {
         let cores = spec.limits.distinct_cores().len();
-        // An image brings its own interpreter: a process on standby begins in the common root.
-        let is_python = template.language == Language::Python
-            && template.environment.is_none()
-            && template.image.is_none();
+        // Modules of an environment and of an image are code of a tenant.
+        let is_of_tenant = template.environment.is_some() || template.image.is_some();
+        let is_python = template.language == Language::Python && is_of_tenant == template.owner.is_some();
         let has_plain_walls = spec.network == NetworkAccess::None
             && spec.devices == Devices::None
             && spec.lent_folders.is_empty();
         // Files that were written meanwhile have to fit.
         let holds_files = spec.limits.scratch_bytes.min(spec.limits.shared_bytes()) >= FILES_BYTES;
         let can_wait = is_python && has_plain_walls && holds_files && cores > 0 && !spec.has_own_variables;
-        can_wait.then(|| StandbyTerms { env: spec.env.clone(), cores })
+        let files_bytes = template.image.is_some().then_some(spec.limits.scratch_bytes);
+        can_wait.then(|| StandbyTerms { env: spec.env.clone(), cores, files_bytes })
     }
 }
 
@@ -87,6 +111,10 @@ pub(super) struct StandbySet {
     failed: Option<Instant>,
     /// Memory of the latest process when its modules were imported.
     known_bytes: Option<u64>,
+    /// Whether the modules are a tenant's.
+    is_owned: bool,
+    /// Imports since a program has asked for the modules.
+    attempts: u32,
 }
 
 struct StandbyProcess {
@@ -97,9 +125,24 @@ struct StandbyProcess {
     has_imported: bool,
     /// Most memory of the process.
     memory_bytes: u64,
+    /// Whether the modules are a tenant's.
+    is_owned: bool,
+    /// When it began to wait, and the processor time that it had used by then, in microseconds.
+    waiting_since: Option<(Instant, u64)>,
 }
 
 impl StandbySet {
+    /// Makes the set of the modules of a template.
+    pub(super) fn of(template: &Template) -> StandbySet {
+        StandbySet { is_owned: template.owner.is_some(), ..StandbySet::default() }
+    }
+
+    /// Notes the terms of a program that has asked for the modules: the next process is for one like it.
+    pub(super) fn ask(&mut self, terms: StandbyTerms) {
+        self.terms = Some(terms);
+        self.attempts = 0;
+    }
+
     /// Whether there are processes.
     pub(super) fn is_in_use(&self) -> bool {
         !self.processes.is_empty()
@@ -129,8 +172,14 @@ impl StandbySet {
     /// The number of cores for another process, if there should be one.
     pub(super) fn wanted_cores(&self, now: Instant) -> Option<usize> {
         let is_resting = self.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
-        let terms = self.terms.as_ref().filter(|_| !is_resting && self.processes.len() < MAX_PROCESSES)?;
-        Some(terms.cores)
+        let is_exhausted = self.is_owned && self.attempts >= MAX_ATTEMPTS;
+        let is_wanted = !is_resting && !is_exhausted && self.processes.len() < self.most();
+        self.terms.as_ref().filter(|_| is_wanted).map(|terms| terms.cores)
+    }
+
+    /// Maximum number of its processes.
+    fn most(&self) -> usize {
+        if self.is_owned { MAX_PROCESSES_OF_TENANT } else { MAX_PROCESSES }
     }
 
     /// Notes which processes have imported their modules, and which have ended.
@@ -166,7 +215,8 @@ impl StandbySet {
         sandbox: Sandbox,
         order: StandbyOrder,
     ) -> Result<(), SandboxError> {
-        debug_assert!(self.processes.len() < MAX_PROCESSES, "{} processes", self.processes.len());
+        debug_assert!(self.processes.len() < self.most(), "{} processes", self.processes.len());
+        self.attempts = self.attempts.saturating_add(1);
         self.processes.push(StandbyProcess::begin(means, sandbox, order)?);
         Ok(())
     }
@@ -193,15 +243,15 @@ impl StandbySet {
         let mut sandbox = self.processes.remove(position).sandbox;
         // It may have been killed meanwhile, and a limit may be refused: the program then begins without it.
         let is_alive = sandbox.state().status == SandboxStatus::Created;
-        (is_alive && sandbox.limit(limits).is_ok()).then_some(sandbox)
+        let is_prompt = !self.is_owned || sandbox.set_patience(LONGEST_STEP_OF_TENANT).is_ok();
+        (is_alive && is_prompt && sandbox.limit(limits).is_ok()).then_some(sandbox)
     }
 }
 
 impl StandbySet {
     /// Ends the oldest process if the set is full, and all of its processes are for other programs.
     fn make_way(&mut self, terms: &StandbyTerms) {
-        if self.processes.len() >= MAX_PROCESSES
-            && self.processes.iter().all(|process| process.terms != *terms)
+        if self.processes.len() >= self.most() && self.processes.iter().all(|process| process.terms != *terms)
         {
             self.processes.remove(0);
         }
@@ -219,10 +269,27 @@ impl StandbyProcess {
         if !sandbox.cgroup().is_some_and(Cgroup::limits_memory_and_cores) {
             return Err(failed(io::Error::other("no control group limits its memory and its cores")));
         }
-        let limits = limits(&cores, memory_bytes, shown_bytes);
+        let is_owned = template.owner.is_some();
+        if is_owned && sandbox.cgroup().and_then(Cgroup::processor_us).is_none() {
+            return Err(failed(io::Error::other("no control group counts its processor time")));
+        }
+        let mut limits = limits(&cores, memory_bytes, shown_bytes);
+        limits.scratch_bytes = terms.files_bytes.unwrap_or(limits.scratch_bytes);
         let own = means.root.own()?;
         let view = own.views.of(&limits.distinct_cores(), limits.shown()).map_err(failed)?;
         let mut mounts = Vec::new();
+        if let Some(environment) = &template.environment {
+            mounts.push((MountPoint::ENVIRONMENT, root::shown_environment(environment).map_err(failed)?));
+        }
+        let mut layers = Vec::new();
+        if let Some(image) = &template.image {
+            mounts.push((
+                MountPoint::PROGRAM,
+                root::adapter(&template.adapter, &mut own.opened).map_err(failed)?,
+            ));
+            layers = root::layers_of_image(&image.root)?;
+            layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd())).map_err(failed)?;
+        }
         root::show_view(&mut mounts, &view).map_err(failed)?;
         sandbox.set_standby();
         sandbox.keep(view);
@@ -230,21 +297,34 @@ impl StandbyProcess {
         let env = terms.env.clone();
         let spec = spec(template, env, limits).map_err(failed)?;
         // The sandbox gets its id with its program.
-        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (Vec::new(), Vec::new()), &own.kept);
+        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (layers, Vec::new()), &own.kept);
         plan.and_then(|plan| plan.on_standby().send(sandbox.link())).map_err(failed)?;
-        let begun = Instant::now();
-        Ok(StandbyProcess { sandbox, terms, cores, begun, has_imported: false, memory_bytes })
+        let (begun, has_imported, waiting_since) = (Instant::now(), false, None);
+        Ok(StandbyProcess {
+            sandbox,
+            terms,
+            cores,
+            begun,
+            has_imported,
+            memory_bytes,
+            is_owned,
+            waiting_since,
+        })
     }
 
     /// Notes that the modules are imported, and returns the memory that this has taken. An error says what has become of
     /// the process.
     fn look(&mut self, now: Instant) -> Result<Option<u64>, &'static str> {
         if self.has_imported {
-            let is_alive = self.sandbox.state().status == SandboxStatus::Created;
-            return if is_alive { Ok(None) } else { Err("ended") };
+            return self.look_while_it_waits(now).map(|()| None);
         }
         match SandboxReport::receive(self.sandbox.link(), RecvFlags::DONTWAIT) {
-            Ok(Some((SandboxReport::Waiting, _))) => {
+            // Before it imports, the program's process reports itself, and gives up its connection to the spawner.
+            Ok(Some((SandboxReport::Started, pid))) if self.sandbox.standby_program().is_none() => {
+                self.sandbox.set_standby_program(pid.unsigned_abs());
+                self.look(now)
+            }
+            Ok(Some((SandboxReport::Waiting, _))) if self.sandbox.standby_program().is_some() => {
                 self.has_imported = true;
                 let used = self.used_bytes().ok_or("no counted memory")?;
                 let kept_bytes = used.saturating_add(MARGIN_BYTES).min(self.memory_bytes);
@@ -252,14 +332,36 @@ impl StandbyProcess {
                 if self.sandbox.limit(&limits(&self.cores, kept_bytes, kept_bytes)).is_ok() {
                     self.memory_bytes = kept_bytes;
                 }
+                self.waiting_since = self.processor_us().map(|used_us| (now, used_us));
                 Ok(Some(used))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let is_late = now.saturating_duration_since(self.begun) > LONGEST_IMPORT;
+                let longest = if self.is_owned { LONGEST_IMPORT_OF_TENANT } else { LONGEST_IMPORT };
+                let is_late = now.saturating_duration_since(self.begun) > longest;
                 if is_late { Err("not imported its modules in time") } else { Ok(None) }
             }
             _ => Err("failed to import its modules"),
         }
+    }
+
+    /// An error says why a process that waits has to end: it has died, or code of a tenant computes at no one's cost.
+    fn look_while_it_waits(&mut self, now: Instant) -> Result<(), &'static str> {
+        if self.sandbox.state().status != SandboxStatus::Created {
+            return Err("ended");
+        }
+        if !self.is_owned {
+            return Ok(());
+        }
+        let (since, before_us) = self.waiting_since.ok_or("no counted processor time")?;
+        let used_us = self.processor_us().ok_or("no counted processor time")?.saturating_sub(before_us);
+        match is_computing(used_us, now.saturating_duration_since(since)) {
+            true => Err("used the processor while it waited"),
+            false => Ok(()),
+        }
+    }
+
+    fn processor_us(&self) -> Option<u64> {
+        self.sandbox.cgroup()?.processor_us()
     }
 
     /// Lets it import on cores that are idle. Returns whether there are enough.
@@ -284,6 +386,12 @@ impl StandbyProcess {
     }
 }
 
+/// Whether a process has used more of the processor than one that only waits.
+fn is_computing(used_us: u64, waited: Duration) -> bool {
+    let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+    used_us > WAITING_CPU_US.saturating_add(waited_us / WAITING_CPU_PARTS)
+}
+
 fn limits(cores: &[u32], memory_bytes: u64, shown_bytes: u64) -> SandboxLimits {
     SandboxLimits {
         cores: cores.to_vec(),
@@ -294,13 +402,22 @@ fn limits(cores: &[u32], memory_bytes: u64, shown_bytes: u64) -> SandboxLimits {
     }
 }
 
-/// The specification of a process that imports the modules of a template, and has no program.
+/// The specification of a process that imports the modules of a template, and has no program. In an image it is the
+/// interpreter that loads its adapter, as for a template.
 fn spec(template: Template, env: Vec<(OsString, OsString)>, limits: SandboxLimits) -> io::Result<Spec> {
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
-    let args = template.imports.iter().map(OsString::from).collect();
+    let modules = template.imports.iter().map(OsString::from);
+    let (mut program, mut args, mut env) = (PathBuf::from("/"), Vec::new(), env);
+    if template.image.is_some() {
+        program.clone_from(&template.interpreter);
+        args.extend(template.language.arguments(ModuleSource::Image).iter().map(OsString::from));
+        env.push((ADAPTER.into(), LOADED.into()));
+        env.push((CONTAINED_STANDBY.into(), "1".into()));
+    }
+    args.extend(modules);
     Ok(Spec {
         kind: IsolationKind::Template(template),
-        program: SandboxProgram::Inside("/".into()),
+        program: SandboxProgram::Inside(program),
         args,
         env,
         has_own_variables: false,
@@ -328,6 +445,7 @@ mod tests {
             environment: None,
             search_path: Vec::new(),
             image: None,
+            owner: None,
         }
     }
 
@@ -353,8 +471,14 @@ mod tests {
         assert_eq!(StandbyTerms::of(&node, &program()), None);
         let in_environment = Template { environment: Some("/e".into()), ..template() };
         assert_eq!(StandbyTerms::of(&in_environment, &program()), None);
+        let owned = Template { owner: Some("a".to_owned()), ..in_environment };
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        assert_eq!(terms.files_bytes, None, "its size can change later");
         let in_image = Template { image: Some(TemplateImage::default()), ..template() };
         assert_eq!(StandbyTerms::of(&in_image, &program()), None);
+        let owned = Template { owner: Some("a".to_owned()), ..in_image };
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        assert_eq!(terms.files_bytes, Some(FILES_BYTES));
         let folder = LentFolder { name: "data".into(), path: "/data".into(), access: FolderAccess::ReadOnly };
         let limited = |change: &dyn Fn(&mut SandboxLimits)| {
             let mut spec = program();
@@ -372,6 +496,29 @@ mod tests {
         ] {
             assert_eq!(StandbyTerms::of(&template(), &spec), None, "{why}");
         }
+    }
+
+    #[test]
+    fn set_of_tenant_has_one_process_and_few_imports() {
+        let now = Instant::now();
+        let owned = Template { environment: Some("/e".into()), owner: Some("a".to_owned()), ..template() };
+        let mut set = StandbySet::of(&owned);
+        assert_eq!((set.most(), StandbySet::of(&template()).most()), (1, 2));
+        let terms = StandbyTerms::of(&owned, &program()).unwrap();
+        set.ask(terms.clone());
+        assert_eq!(set.wanted_cores(now), Some(2));
+        set.attempts = MAX_ATTEMPTS;
+        assert_eq!(set.wanted_cores(now), None, "no program has asked since");
+        set.ask(terms);
+        assert_eq!(set.wanted_cores(now), Some(2));
+    }
+
+    #[test]
+    fn process_that_waits_uses_little_of_the_processor() {
+        let second = Duration::from_secs(1);
+        assert!(!is_computing(0, Duration::ZERO) && !is_computing(60_000, second));
+        assert!(is_computing(60_001, second), "1 % of a second, and 50 ms");
+        assert!(!is_computing(60_001, 2 * second));
     }
 
     #[test]

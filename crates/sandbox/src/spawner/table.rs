@@ -10,12 +10,35 @@ use sublet_proto::v1::{
 
 use super::birth;
 use super::sandbox::Sandbox;
+use super::templates::Stock;
 use super::workshop::Workshop;
 use crate::wire::{self, decode_spec, encode_answer};
 use crate::{MAX_SANDBOXES, SandboxError, SandboxId, SandboxState, SandboxStatus, Signal};
 
 /// Sandboxes that are listed at once: their states fit into a packet.
 const LISTED: usize = 512;
+
+/// A new sandbox, and the outcome of its steps until now.
+type NewEntry = (SandboxId, Result<(), SandboxError>);
+
+/// A sandbox that is requested, with the descriptors that came with its specification.
+struct CreationRequest {
+    spec: SandboxSpec,
+    control: Option<OwnedFd>,
+    log: Option<OwnedFd>,
+}
+
+impl CreationRequest {
+    /// Copies it for a second attempt; nothing if there are no more descriptors.
+    fn copy(&self) -> Option<CreationRequest> {
+        let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose().ok();
+        Some(CreationRequest {
+            spec: self.spec.clone(),
+            control: copy(&self.control)?,
+            log: copy(&self.log)?,
+        })
+    }
+}
 
 /// See the [module](self).
 pub(super) struct SandboxTable {
@@ -62,23 +85,23 @@ impl SandboxTable {
         fds: Vec<OwnedFd>,
     ) -> (Vec<SandboxAnswer>, Vec<BorrowedFd<'_>>) {
         let mut fds = fds.into_iter();
-        let begin = |spec: SandboxSpec| {
+        let (mut begun, mut again) = (Vec::new(), BTreeMap::new());
+        for spec in create.specs {
             let control = fds.next();
             let log = spec.has_log.then(|| fds.next()).flatten();
-            self.begin(spec, control, log)
-        };
-        let begun: Vec<_> = create.specs.into_iter().map(begin).collect();
-        let mut made = begun;
-        if create.start {
-            // It finds the order when it is ready, and does not wait for this process in between.
-            made = self.go_on(made, |sandbox| birth::order_start(sandbox));
+            let request = CreationRequest { spec, control, log };
+            let copy = request.copy();
+            let id = self.next_id();
+            begun.push((id, self.begin(id, request, Stock::Used)));
+            again.extend(copy.filter(|_| self.workshop.has_used_stock).map(|request| (id, request)));
         }
-        made = self.go_on(made, |sandbox| birth::await_made(sandbox));
-        if create.start {
-            made = self.go_on(made, |sandbox| {
-                sandbox.set_running(birth::await_running(sandbox)?);
-                Ok(())
-            });
+        let mut made = self.complete(begun, create.start);
+        for (id, outcome) in &mut made {
+            let Err(error) = &*outcome else { continue };
+            let Some(request) = again.remove(id) else { continue };
+            eprintln!("sublet-spawner: sandbox {id} is made of another process: {error}");
+            let begun = vec![(*id, self.begin(*id, request, Stock::Unused))];
+            *outcome = self.complete(begun, create.start).pop().map_or(Ok(()), |(_, outcome)| outcome);
         }
         let answers: Vec<_> = made
             .into_iter()
@@ -103,30 +126,54 @@ impl SandboxTable {
         (answers, fds)
     }
 
-    fn begin(
-        &mut self,
-        spec: SandboxSpec,
-        control: Option<OwnedFd>,
-        log: Option<OwnedFd>,
-    ) -> (SandboxId, Result<(), SandboxError>) {
+    fn next_id(&mut self) -> SandboxId {
         let id = SandboxId(self.created);
         self.created += 1;
         debug_assert!(self.entries.range(id..).next().is_none(), "sandbox {id:?} is there before it is made");
-        let begun = if self.entries.len() < MAX_SANDBOXES {
-            decode_spec(spec, control, log).and_then(|spec| birth::begin(&mut self.workshop, id, spec))
-        } else {
-            Err(SandboxError::TooMany)
-        };
-        (id, begun.map(|sandbox| drop(self.entries.insert(id, sandbox))))
+        id
+    }
+
+    fn begin(
+        &mut self,
+        id: SandboxId,
+        CreationRequest { spec, control, log }: CreationRequest,
+        stock: Stock,
+    ) -> Result<(), SandboxError> {
+        debug_assert!(!self.entries.contains_key(&id), "sandbox {id:?} is made twice");
+        self.workshop.has_used_stock = false;
+        if self.entries.len() >= MAX_SANDBOXES {
+            return Err(SandboxError::TooMany);
+        }
+        let spec = decode_spec(spec, control, log)?;
+        let sandbox = birth::begin(&mut self.workshop, id, (spec, stock))?;
+        self.entries.insert(id, sandbox);
+        Ok(())
+    }
+
+    /// Takes all that have begun to their ends: they are made, and started if that is wanted.
+    fn complete(&mut self, begun: Vec<NewEntry>, start: bool) -> Vec<NewEntry> {
+        let mut made = begun;
+        if start {
+            // It finds the order when it is ready, and does not wait for this process in between.
+            made = self.go_on(made, |sandbox| birth::order_start(sandbox));
+        }
+        made = self.go_on(made, |sandbox| birth::await_made(sandbox));
+        if start {
+            made = self.go_on(made, |sandbox| {
+                sandbox.set_running(birth::await_running(sandbox)?);
+                Ok(())
+            });
+        }
+        made
     }
 
     /// Takes all one step further. Those that fail are gone.
     fn go_on(
         &mut self,
-        sandboxes: Vec<(SandboxId, Result<(), SandboxError>)>,
+        sandboxes: Vec<NewEntry>,
         mut step: impl FnMut(&mut Sandbox) -> Result<(), SandboxError>,
-    ) -> Vec<(SandboxId, Result<(), SandboxError>)> {
-        let mut next = |(id, outcome): (SandboxId, Result<(), SandboxError>)| {
+    ) -> Vec<NewEntry> {
+        let mut next = |(id, outcome): NewEntry| {
             let outcome = outcome.and_then(|()| step(self.get(id)?));
             if let Err(error) = &outcome {
                 let removed = self.entries.remove(&id);

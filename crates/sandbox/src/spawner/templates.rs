@@ -6,7 +6,11 @@
 //! processes on standby in place of a template, within the agent's limit of memory.
 //!
 //! A template in an image is kept by the same rule, also without modules: while it is not warm, its interpreter is started
-//! anew in a container. It has no processes on standby.
+//! anew in a container.
+//!
+//! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's first request
+//! on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that the node's cache
+//! has removed is ended at the agent's next look.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,14 +23,16 @@ use sublet_proto::v1::{ColdImports, SandboxStandby, StandbyProcesses};
 
 use super::first_process;
 use super::means::SpawnMeans;
+use super::mounted_folders::MountedFolders;
 use super::sandbox::Sandbox;
 use super::standby::{StandbyOrder, StandbySet, StandbyTerms};
+use super::standby_policy::{self, StandbyClaim, StandbyStep};
 use super::template::TemplateProcess;
-use crate::{SandboxError, SandboxStatus, Spec, Template};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, Spec, Template};
 
 /// Maximum number of templates with modules or in images, and of interpreters.
 const MAX_WARM: usize = 4;
-/// Maximum number of templates that are remembered, warm or not.
+/// Maximum number of templates that are remembered, warm or not, beside those of tenants.
 const MAX_KNOWN: usize = 64;
 /// Number of first processes of each template that are kept ready.
 const READY: usize = 2;
@@ -36,6 +42,8 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 const WORTHWHILE: f64 = 1.4;
 /// Time after a failure in which a template is not started again.
 const PAUSE: Duration = Duration::from_secs(60);
+/// Time after a tenant's last request for its modules in which a process waits for the next one.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
 /// Maximum length of the names of modules on standby that are reported, in characters.
 const MAX_TOLD_CHARS: usize = 256;
 
@@ -58,6 +66,17 @@ struct RequestedTemplate {
     cold_imports: Option<ColdImports>,
     /// Processes that have imported its modules, if a template cannot.
     standby: StandbySet,
+    /// Folders of the node's cache from which it is mounted.
+    folders: MountedFolders,
+}
+
+/// Whether processes that were made ahead of a request may be taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stock {
+    /// They may be taken.
+    Used,
+    /// The program gets a new process: one that was made ahead has failed.
+    Unused,
 }
 
 /// Number of requests, in which recent ones count more.
@@ -86,19 +105,19 @@ impl Templates {
         &mut self,
         means: &mut SpawnMeans,
         wanted: &Template,
-        program: &Spec,
+        (program, stock): (&Spec, Stock),
     ) -> Result<Option<Sandbox>, SandboxError> {
         let now = Instant::now();
         let wanted = &without_folder(wanted);
         self.note(wanted, now);
         if is_optional(wanted) {
-            if let Some(mut sandbox) = self.copy(means, wanted, false)? {
+            if let Some(mut sandbox) = self.copy(means, (wanted, stock), false)? {
                 if wanted.image.is_some() {
                     sandbox.set_template(wanted);
                 }
                 return Ok(Some(sandbox));
             }
-            if let Some(sandbox) = self.take_standby(wanted, program, now) {
+            if let Some(sandbox) = self.take_standby(wanted, (program, stock), now) {
                 return Ok(Some(sandbox));
             }
             self.start_if_worthwhile(means, wanted, now);
@@ -112,7 +131,7 @@ impl Templates {
             let reason = "it did not become ready: the agent's log tells more";
             Err(failed(wanted, io::Error::new(io::ErrorKind::TimedOut, reason)))
         };
-        let mut sandbox = self.copy(means, &bare, true)?.map_or_else(missing, Ok)?;
+        let mut sandbox = self.copy(means, (&bare, stock), true)?.map_or_else(missing, Ok)?;
         sandbox.set_cold_imports(self.cold_imports(wanted));
         Ok(Some(sandbox))
     }
@@ -122,10 +141,15 @@ impl Templates {
         self.known.get(wanted).and_then(|known| known.cold_imports.clone())
     }
 
-    /// Ends a template whose copy was not made a sandbox. The next requests do without it.
+    /// Ends a template whose copy was not made a sandbox. The next requests do without it. If a process on standby was not made
+    /// one, no other is begun for some time.
     pub(super) fn give_up(&mut self, template: &Template, error: &SandboxError) {
-        if let Some(known) = self.known.get_mut(template).filter(|known| known.warm.is_some()) {
+        let Some(known) = self.known.get_mut(template) else { return };
+        if known.warm.is_some() {
             known.give_up(template, error);
+        } else if template.image.is_none() || template.owner.is_some() {
+            eprintln!("sublet-spawner: a process on standby did not become its program: {error}");
+            known.standby.give_up(Instant::now());
         }
     }
 
@@ -153,17 +177,31 @@ impl Templates {
     /// Counts a request; forgets what is not asked for any more, should there be too much.
     fn note(&mut self, template: &Template, now: Instant) {
         if !self.known.contains_key(template) {
-            if self.known.len() >= MAX_KNOWN {
-                let cold = self.coldest(now, |_| true).cloned();
-                cold.map(|cold| self.known.remove(&cold));
-            }
+            let forgotten = self.forgotten_for(template, now);
+            forgotten.map(|forgotten| self.known.remove(&forgotten));
             let heat = Heat { count: 0.0, at: now };
-            self.known.insert(template.clone(), RequestedTemplate::new(heat));
-            debug_assert!(self.known.len() <= MAX_KNOWN, "{} templates are remembered", self.known.len());
+            self.known.insert(template.clone(), RequestedTemplate::new(template, heat));
+            let most = MAX_KNOWN + standby_policy::MAX_OF_TENANTS;
+            debug_assert!(self.known.len() <= most, "{} templates are remembered", self.known.len());
         }
         if let Some(known) = self.known.get_mut(template) {
             known.heat.add(now);
         }
+    }
+
+    /// Returns the template that is forgotten before another one is remembered, if one has to be.
+    fn forgotten_for(&self, template: &Template, now: Instant) -> Option<Template> {
+        let Some(tenant) = &template.owner else {
+            let others = self.known.keys().filter(|known| known.owner.is_none()).count();
+            let is_full = others >= MAX_KNOWN;
+            return self.coldest(now, |known| known.owner.is_none()).filter(|_| is_full).cloned();
+        };
+        let owned = self.known.iter().filter_map(|(template, known)| {
+            Some((template, (template.owner.as_deref()?, known.heat.now(now))))
+        });
+        let (templates, sets): (Vec<_>, Vec<_>) = owned.unzip();
+        let forgotten = standby_policy::forgotten(&sets, tenant)?;
+        templates.get(forgotten).map(|template| (*template).clone())
     }
 
     /// Returns a waiting or a new copy; nothing if the template is not warm. Starts a template without modules, and
@@ -171,11 +209,13 @@ impl Templates {
     fn copy(
         &mut self,
         means: &mut SpawnMeans,
-        template: &Template,
+        (template, stock): (&Template, Stock),
         is_needed: bool,
     ) -> Result<Option<Sandbox>, SandboxError> {
         let Some(known) = self.known.get_mut(template) else { return Ok(None) };
-        while let Some(mut sandbox) = known.ready.pop() {
+        while stock == Stock::Used
+            && let Some(mut sandbox) = known.ready.pop()
+        {
             // It may have been killed meanwhile.
             if sandbox.state().status == SandboxStatus::Created {
                 return Ok(Some(sandbox));
@@ -204,6 +244,9 @@ impl Templates {
 
     fn start_if_worthwhile(&mut self, means: &mut SpawnMeans, wanted: &Template, now: Instant) {
         let Some(known) = self.known.get(wanted) else { return };
+        if wanted.owner.is_some() {
+            return;
+        }
         let is_resting = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
         let heat = known.heat.now(now);
         if known.warm.is_some() || known.standby.is_in_use() || is_resting || heat < WORTHWHILE {
@@ -242,6 +285,7 @@ impl Templates {
     /// Sets what processes on standby may use from now on, and returns those that there are.
     pub(super) fn keep_standby(&mut self, terms: SandboxStandby) -> Vec<StandbyProcesses> {
         let (now, idle) = (Instant::now(), &terms.idle_cores);
+        self.known.retain(|template, known| !known.is_obsolete(template, now));
         for known in self.known.values_mut() {
             known.standby.look(now);
             known.standby.use_cores(idle);
@@ -259,19 +303,43 @@ impl Templates {
         if self.known.values().any(|known| known.standby.counts().1 > 0) {
             return false;
         }
-        let Some((template, heat)) = self.next_standby(now) else { return false };
-        let Some(known) = self.known.get(&template) else { return false };
-        let reserved: u64 = self.known.values().map(|known| known.standby.reserved_bytes()).sum();
-        let free_bytes = self.terms.memory_bytes.saturating_sub(reserved);
-        if free_bytes < known.standby.needed_bytes() {
-            return self.end_colder_standby(heat, now);
-        }
-        let begun = self.begin_standby(means, &template, free_bytes);
+        let (templates, claims): (Vec<_>, Vec<_>) =
+            self.known.iter().map(|(template, known)| (template, self.claim(template, known, now))).unzip();
+        let template_at = |position: usize| templates.get(position).map(|template| (*template).clone());
+        let Some(step) = standby_policy::next_step(&claims, self.terms.memory_bytes) else { return false };
+        let (StandbyStep::Begin(position, _) | StandbyStep::End(position)) = step;
+        let Some(template) = template_at(position) else { return false };
+        let begun = match step {
+            StandbyStep::Begin(_, free_bytes) => self.begin_standby(means, &template, free_bytes),
+            StandbyStep::End(_) => {
+                self.known.get_mut(&template).into_iter().for_each(|known| known.standby.end());
+                Ok(())
+            }
+        };
         if let (Err(error), Some(known)) = (begun, self.known.get_mut(&template)) {
             eprintln!("sublet-spawner: modules {:?}: {error}", template.imports);
             known.standby.give_up(now);
         }
         true
+    }
+
+    /// A set of modules as the policy sees it.
+    fn claim<'set>(
+        &self,
+        template: &'set Template,
+        known: &RequestedTemplate,
+        now: Instant,
+    ) -> StandbyClaim<'set> {
+        let (standby, idle) = (&known.standby, self.terms.idle_cores.len());
+        let has_cores = standby.wanted_cores(now).is_some_and(|cores| cores <= idle);
+        let is_worthwhile = template.owner.is_some() || known.cold_imports.is_some();
+        StandbyClaim {
+            owner: template.owner.as_deref(),
+            heat: known.heat.now(now),
+            reserved_bytes: standby.reserved_bytes(),
+            needed_bytes: standby.needed_bytes(),
+            can_begin: self.terms.memory_bytes > 0 && is_worthwhile && has_cores,
+        }
     }
 
     fn begin_standby(
@@ -284,7 +352,13 @@ impl Templates {
         let terms = self.known.get(template).and_then(|known| known.standby.terms.clone());
         let terms = terms.ok_or_else(missing)?;
         let cores = self.terms.idle_cores.get(..terms.cores).ok_or_else(missing)?.to_vec();
-        let sandbox = self.copy(means, &without_modules(template), false)?.ok_or_else(missing)?;
+        let sandbox = match &template.image {
+            Some(_) => first_process::blank(means, NetworkAccess::None, false)?,
+            None => {
+                let bare = without_modules(template);
+                self.copy(means, (&bare, Stock::Used), false)?.ok_or_else(missing)?
+            }
+        };
         let shown_bytes = self.terms.memory_bytes;
         let order = StandbyOrder { template: template.clone(), terms, cores, memory_bytes, shown_bytes };
         let known = self.known.get_mut(template).ok_or_else(missing)?;
@@ -292,53 +366,46 @@ impl Templates {
     }
 
     /// Takes a process on standby for a program. Notes the program's terms, for the next process.
-    fn take_standby(&mut self, wanted: &Template, program: &Spec, now: Instant) -> Option<Sandbox> {
+    fn take_standby(
+        &mut self,
+        wanted: &Template,
+        (program, stock): (&Spec, Stock),
+        now: Instant,
+    ) -> Option<Sandbox> {
         let known = self.known.get_mut(wanted)?;
         let terms = StandbyTerms::of(wanted, program)?;
-        let taken = known.standby.take(&terms, &program.limits);
-        if known.standby.terms.is_some() || known.heat.now(now) >= WORTHWHILE {
-            known.standby.terms = Some(terms);
-        }
-        taken
-    }
-
-    /// The modules that are asked for most of those for which a process on standby is worthwhile and can import now, and
-    /// how often they are asked for.
-    fn next_standby(&self, now: Instant) -> Option<(Template, f64)> {
-        let idle = self.terms.idle_cores.len();
-        let can_import = |known: &RequestedTemplate| {
-            let cores = known.standby.wanted_cores(now);
-            known.cold_imports.is_some() && cores.is_some_and(|cores| cores <= idle)
+        let taken = match stock {
+            Stock::Used => known.standby.take(&terms, &program.limits),
+            Stock::Unused => None,
         };
-        let wanted = self.known.iter().filter(|(_, known)| self.terms.memory_bytes > 0 && can_import(known));
-        let by_heat = wanted.map(|(template, known)| (template.clone(), known.heat.now(now)));
-        by_heat.max_by(|(_, a), (_, b)| a.total_cmp(b))
-    }
-
-    /// Ends the processes of the modules that are asked for least, if that is less than this. Says whether it did.
-    fn end_colder_standby(&mut self, heat: f64, now: Instant) -> bool {
-        let in_use = self.known.values_mut().filter(|known| known.standby.is_in_use());
-        let coldest = in_use.min_by(|a, b| a.heat.now(now).total_cmp(&b.heat.now(now)));
-        match coldest.filter(|known| known.heat.now(now) < heat) {
-            Some(known) => {
-                known.standby.end();
-                true
-            }
-            None => false,
+        // The code of a tenant is executed in advance only for that tenant, and its imports are never in a template.
+        if wanted.owner.is_some() || known.standby.terms.is_some() || known.heat.now(now) >= WORTHWHILE {
+            known.standby.ask(terms);
         }
+        taken.map(|mut sandbox| {
+            sandbox.set_template(wanted);
+            sandbox
+        })
     }
 }
 
 impl RequestedTemplate {
-    fn new(heat: Heat) -> RequestedTemplate {
+    fn new(template: &Template, heat: Heat) -> RequestedTemplate {
         RequestedTemplate {
             heat,
             ready: Vec::new(),
             warm: None,
             failed: None,
             cold_imports: None,
-            standby: StandbySet::default(),
+            standby: StandbySet::of(template),
+            folders: MountedFolders::of(template),
         }
+    }
+
+    /// Whether nothing may be kept of it: a tenant has not asked for its modules for long, or its files were evicted.
+    fn is_obsolete(&self, template: &Template, now: Instant) -> bool {
+        let idle = now.saturating_duration_since(self.heat.at);
+        template.owner.is_some() && idle > LONGEST_WAIT || self.folders.are_evicted()
     }
 
     /// Whether it can be forked; takes note if it never can.
@@ -375,19 +442,23 @@ impl RequestedTemplate {
 /// The template from which a program is copied that imports the modules of this one by itself.
 fn without_modules(template: &Template) -> Template {
     let environment = template.environment.as_ref().map(|_| PathBuf::new());
-    Template { imports: Vec::new(), environment, ..template.clone() }
+    Template { imports: Vec::new(), environment, owner: None, ..template.clone() }
 }
 
 /// The processes on standby as operators see them.
 fn described(template: &Template, standby: &StandbySet) -> StandbyProcesses {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (waiting, importing) = standby.counts();
-    let modules = template.imports.join(", ");
+    let modules = match template.imports.as_slice() {
+        [] => template.interpreter.display().to_string(),
+        imports => imports.join(", "),
+    };
     StandbyProcesses {
         modules: printable_line(&modules).chars().take(MAX_TOLD_CHARS).collect(),
         waiting: count(waiting),
         importing: count(importing),
         memory_bytes: standby.used_bytes(),
+        tenant: template.owner.clone().unwrap_or_default(),
     }
 }
 
@@ -434,7 +505,7 @@ mod tests {
     fn evicted_template_has_no_reason_of_an_earlier_attempt() {
         let now = Instant::now();
         let reason = "fails with OSError".to_owned();
-        let mut known = RequestedTemplate::new(Heat { count: 1.0, at: now });
+        let mut known = RequestedTemplate::new(&bare(), Heat { count: 1.0, at: now });
         known.cold_imports = Some(ColdImports { module: "a".to_owned(), reason, import_ms: 0 });
         known.cool();
         assert_eq!(known.cold_imports, None);
@@ -449,9 +520,8 @@ mod tests {
         assert!(!is_same(None, None) && !is_same(Some(&first), None), "a first reason is news");
     }
 
-    #[test]
-    fn only_an_interpreter_of_the_host_without_modules_is_needed() {
-        let bare = Template {
+    fn bare() -> Template {
+        Template {
             language: crate::Language::Python,
             interpreter: "/usr/bin/python3".into(),
             adapter: "/adapter".into(),
@@ -459,7 +529,48 @@ mod tests {
             environment: None,
             search_path: Vec::new(),
             image: None,
+            owner: None,
+        }
+    }
+
+    fn owned(folder: &str, tenant: &str) -> Template {
+        let owner = Some(tenant.to_owned());
+        Template { imports: vec!["torch".into()], environment: Some(folder.into()), owner, ..bare() }
+    }
+
+    #[test]
+    fn sets_of_tenants_forget_no_template_of_the_node() {
+        let (mut templates, now) = (Templates::default(), Instant::now());
+        templates.note(&bare(), now);
+        for number in 0..2 * standby_policy::MAX_OF_TENANTS {
+            templates.note(&owned(&format!("/e/{number}"), "a"), now);
+        }
+        templates.note(&owned("/e", "b"), now);
+        let of = |owner: Option<&str>| {
+            templates.known.keys().filter(|known| known.owner.as_deref() == owner).count()
         };
+        assert_eq!([of(None), of(Some("a")), of(Some("b"))], [1, standby_policy::MAX_OF_TENANT, 1]);
+    }
+
+    #[test]
+    fn set_of_tenant_ends_after_its_last_request() {
+        let now = Instant::now();
+        let known = |template: &Template| RequestedTemplate::new(template, Heat { count: 1.0, at: now });
+        let (owned, later) = (owned("/no/folder", "a"), now + LONGEST_WAIT + Duration::from_secs(1));
+        assert!(!known(&owned).is_obsolete(&owned, now) && known(&owned).is_obsolete(&owned, later));
+        assert!(!known(&bare()).is_obsolete(&bare(), later), "the node's own cool down instead");
+    }
+
+    #[test]
+    fn program_of_tenant_without_process_on_standby_is_copied_from_common_template() {
+        let of_environments = Template { environment: Some(PathBuf::new()), ..bare() };
+        assert_eq!(without_modules(&owned("/e", "a")), of_environments);
+        assert_eq!(without_folder(&owned("/e", "a")), owned("/e", "a"));
+    }
+
+    #[test]
+    fn only_an_interpreter_of_the_host_without_modules_is_needed() {
+        let bare = bare();
         let mut image = crate::TemplateImage::default();
         image.root.layers = vec!["/layers/low".into(), "/layers/high".into()];
         let in_image = Template { image: Some(image), ..bare.clone() };

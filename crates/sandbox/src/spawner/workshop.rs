@@ -11,7 +11,7 @@ use rustix::time::Timespec;
 use super::first_process;
 use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
-use super::templates::Templates;
+use super::templates::{Stock, Templates};
 use super::users::READY;
 use crate::{NetworkAccess, SandboxError, SandboxStatus, Spec, Template, Walls};
 
@@ -23,13 +23,17 @@ pub(super) struct Workshop {
     ready: Vec<Sandbox>,
     pub(super) templates: Templates,
     pub(super) means: SpawnMeans,
+    /// Whether the latest process that was taken is a copy, or was made ahead of its request. Such a process may have died
+    /// without a fault of its program, so it is worthwhile to make another one.
+    pub(super) has_used_stock: bool,
 }
 
 impl Workshop {
     /// The state of a spawner with these walls; see [`super::run`].
     pub(super) fn open(folder: &Path, shown: &[PathBuf], walls: Walls) -> Result<Workshop, SandboxError> {
         let means = SpawnMeans::open(folder, shown, walls)?;
-        Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
+        let (ready, templates) = (Vec::new(), Templates::default());
+        Ok(Workshop { ready, templates, means, has_used_stock: false })
     }
 
     /// Makes ready what will be asked for, until something is.
@@ -61,24 +65,37 @@ impl Workshop {
 
     /// Takes a copy of a template for a program, or of one that stands in for it. In an image that is a first process of a container, which
     /// starts the interpreter anew.
-    pub(super) fn copy(&mut self, template: &Template, program: &Spec) -> Result<Sandbox, SandboxError> {
-        if let Some(copy) = self.templates.take(&mut self.means, template, program)? {
+    pub(super) fn copy(
+        &mut self,
+        template: &Template,
+        (program, stock): (&Spec, Stock),
+    ) -> Result<Sandbox, SandboxError> {
+        if let Some(copy) = self.templates.take(&mut self.means, template, (program, stock))? {
+            self.has_used_stock = stock == Stock::Used;
             return Ok(copy);
         }
-        let mut sandbox = self.take(NetworkAccess::None, false)?;
+        let mut sandbox = self.take((NetworkAccess::None, false), stock)?;
         sandbox.set_cold_imports(self.templates.cold_imports(template));
         Ok(sandbox)
     }
 
     /// Takes a first process that waits for its plan. The prepared ones have no network, and no root beside the
     /// sandbox's user.
-    pub(super) fn take(&mut self, network: NetworkAccess, has_root: bool) -> Result<Sandbox, SandboxError> {
+    pub(super) fn take(
+        &mut self,
+        (network, has_root): (NetworkAccess, bool),
+        stock: Stock,
+    ) -> Result<Sandbox, SandboxError> {
         if has_root {
             return first_process::blank(&mut self.means, network, true);
         }
-        while let (NetworkAccess::None, Some(mut sandbox)) = (network, self.ready.pop()) {
+        while network == NetworkAccess::None
+            && stock == Stock::Used
+            && let Some(mut sandbox) = self.ready.pop()
+        {
             // It may have been killed meanwhile.
             if sandbox.state().status == SandboxStatus::Created {
+                self.has_used_stock = true;
                 return Ok(sandbox);
             }
         }

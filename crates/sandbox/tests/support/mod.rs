@@ -245,6 +245,7 @@ pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&st
         adapter: Path::new(SPAWNER).with_file_name(language.adapter()),
         imports: imports.iter().map(ToString::to_string).collect(),
         image: None,
+        owner: None,
     }
 }
 

@@ -72,6 +72,11 @@ impl PythonImage {
         Template { interpreter: self.interpreter.clone(), image, ..template(imports) }
     }
 
+    /// Removes the files of the image, as the cache of a node does.
+    pub fn remove(&self) {
+        fs::remove_dir_all(&self.layer).unwrap();
+    }
+
     fn root(&self) -> RootImage {
         RootImage { layers: vec![self.layer.clone()], working_folder: "/modules".into() }
     }

@@ -4,14 +4,16 @@
 //! executes nothing of an image that a tenant has brought. The operator names images by their digests: a name may mean another
 //! image tomorrow, and a node takes an image that it has from wherever it was pulled.
 //!
-//! Nothing of a tenant is in such a template but the names of modules, so copies for all tenants are made from it.
+//! Nothing of a tenant is in such a template but the names of modules, so copies for all tenants are made from it. The
+//! interpreter of any other image can be on standby for its tenant, in a container with all walls.
 
 use std::collections::BTreeSet;
 
 use sublet_image::Digest;
 use sublet_proto::v1::PackageBuild;
 use sublet_sandbox::{
-    Devices, IsolationKind, Language, NetworkAccess, SandboxProgram, Spec, Template, TemplateImage,
+    Devices, IsolationKind, Language, MAX_IMPORTS, NetworkAccess, SandboxProgram, Spec, Template,
+    TemplateImage,
 };
 
 use super::answer::ImageInterpreter;
@@ -26,21 +28,24 @@ impl TrustedImages {
         TrustedImages(digests.iter().copied().collect())
     }
 
-    /// Template whose copy can take the place of a worker in a container. `None` if the image is not trusted, or the worker has
-    /// what a copy cannot have: another program makes its container, or it uses the network, a device or its own page faults.
-    /// With musl there are no copies: only its own `fork` tells it the number of the new process's thread.
+    /// Template whose copy can take the place of a worker in a container. In an image that is not trusted only a process on
+    /// standby for this tenant can, if the tenant is known and the node keeps such processes. `None` otherwise, or if the worker
+    /// has what neither can have: another program makes its container, or it uses the network, a device or its own page faults.
+    /// With musl there is neither: only its own `fork` tells it the number of the new process's thread.
     pub(super) fn template(
         &self,
         (digest, python): (&str, &ImageInterpreter),
         build: &PackageBuild,
-        spec: &Spec,
+        (spec, tenant): (&Spec, Option<&str>),
     ) -> Option<Template> {
         let IsolationKind::Container(root) = &spec.kind else { return None };
         let SandboxProgram::Loading { library, .. } = &spec.program else { return None };
         let is_trusted = digest.parse::<Digest>().is_ok_and(|digest| self.0.contains(&digest));
         let is_plain = spec.network == NetworkAccess::None && spec.devices == Devices::None;
+        let owner = tenant.filter(|_| !is_trusted && build.imports.len() <= MAX_IMPORTS);
         // A name would be looked up by the copy's sandbox only.
-        if !is_trusted || !is_plain || !python.program.is_absolute() || python.libc == CLibrary::Musl {
+        let is_possible = is_plain && python.program.is_absolute() && python.libc != CLibrary::Musl;
+        if !(is_trusted || owner.is_some()) || !is_possible {
             return None;
         }
         Some(Template {
@@ -51,6 +56,7 @@ impl TrustedImages {
             environment: None,
             search_path: Vec::new(),
             image: Some(TemplateImage { root: root.clone(), env: spec.env.clone() }),
+            owner: owner.map(str::to_owned),
         })
     }
 }
@@ -101,7 +107,7 @@ mod tests {
         let build = PackageBuild { imports: vec!["json".to_owned()], ..PackageBuild::default() };
         let python = python(program);
         let trusted = TrustedImages::new(&[self::digest("1")]);
-        trusted.template((digest, &python), &build, spec)
+        trusted.template((digest, &python), &build, (spec, None))
     }
 
     #[test]
@@ -124,11 +130,25 @@ mod tests {
         }
         let python = python("/bin/python3");
         let none = TrustedImages::default();
-        assert_eq!(none.template((&trusted, &python), &PackageBuild::default(), &worker()), None);
+        let plain = PackageBuild::default();
+        assert_eq!(none.template((&trusted, &python), &plain, (&worker(), None)), None);
         let with_musl = ImageInterpreter { libc: CLibrary::Musl, ..python.clone() };
         let images = TrustedImages::new(&[digest("1")]);
-        let template = |python| images.template((&trusted, python), &PackageBuild::default(), &worker());
+        let template = |python| images.template((&trusted, python), &plain, (&worker(), None));
         assert!(template(&python).is_some() && template(&with_musl).is_none());
+    }
+
+    #[test]
+    fn tenant_owns_what_waits_in_its_image() {
+        let python = python("/bin/python3");
+        let trusted = TrustedImages::new(&[digest("1")]);
+        let owner = |digest: Digest| {
+            let of_tenant = (&worker(), Some("alice"));
+            let digest = digest.to_string();
+            trusted.template((&digest, &python), &PackageBuild::default(), of_tenant).unwrap().owner
+        };
+        assert_eq!(owner(digest("2")), Some("alice".to_owned()));
+        assert_eq!(owner(digest("1")), None, "copies of a trusted image's template are for all tenants");
     }
 
     #[test]

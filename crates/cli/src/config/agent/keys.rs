@@ -312,8 +312,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STANDBY",
             flag: "standby",
             value: "SIZE",
-            help: "Memory for processes of that Python that have imported modules which start threads, and wait for a lease; it \
-                   is not lent; at least 64MiB",
+            help: "Memory for processes in Python that have imported modules which start threads or are of a tenant's \
+                   environment or image, and wait for a lease; it is not lent; at least 64MiB",
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },

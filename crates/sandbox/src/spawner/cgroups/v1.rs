@@ -119,6 +119,10 @@ impl GroupV1 {
         Some(number(&folder.join("memory.usage_in_bytes"))?.saturating_sub(files))
     }
 
+    pub(super) fn processor_us(&self) -> Option<u64> {
+        number(&self.folder(CPUACCT)?.join("cpuacct.usage")).map(|used_ns| used_ns / 1000)
+    }
+
     fn folder(&self, controller: &str) -> Option<&Path> {
         let mut folders = self.folders.iter();
         folders.find(|(controllers, _)| controllers.contains(&controller)).map(|(_, folder)| folder.as_path())

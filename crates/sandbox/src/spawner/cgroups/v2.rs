@@ -136,6 +136,11 @@ impl GroupV2 {
         Some(number(&self.path.join("memory.current"))?.saturating_sub(files))
     }
 
+    pub(super) fn processor_us(&self) -> u64 {
+        // Every group of this version has the file.
+        counter(&self.path.join("cpu.stat"), "usage_usec ")
+    }
+
     fn write(&self, file: &str, text: &str) -> io::Result<()> {
         fs::write(self.path.join(file), text)
     }
