@@ -171,6 +171,10 @@ impl RunJournal {
 
     fn write(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
         let (run, epoch) = (self.run.clone(), self.lease.epoch());
+        debug_assert!(
+            entries.iter().all(|entry| entry.number > entries_before(epoch)),
+            "an entry among those of an earlier lease than {epoch}: {entries:?}"
+        );
         self.manager.journal(v1::JournalRequest { run, entries, epoch })
     }
 
