@@ -559,7 +559,8 @@ pub(crate) fn run_number(run: &str) -> Result<u128, Error> {
 }
 
 /// Changes a run's record as `decide` says, which is called again if another manager or request has changed the record
-/// in between. `decide` returns `None` for a record that stays as it is.
+/// in between. `decide` returns `None` for a record that stays as it is. A record exists before it is changed here: a
+/// change that a server makes late, when the record was removed, finds another version and changes nothing.
 fn change(
     store: &mut dyn Store,
     tenant: &str,

@@ -69,6 +69,7 @@ async fn serve(arguments: &Arguments, output: &CommandOutput) -> Result<(), Erro
     };
     let ready =
         RunnerReady { runner: options.name.clone(), at_once: options.at_once, pid: std::process::id() };
+    debug_assert!((1..=256).contains(&options.at_once), "{} runs at a time", options.at_once);
     let access = arguments.connection.access()?;
     let runner = blocking(move || Runner::start(access, options, log)).await?;
     notify(DaemonPhase::Ready);

@@ -180,9 +180,6 @@ impl<'run> RunDriver<'run> {
         }
         self.tell_states();
         drop(self.reporter);
-        if let Err(error) = &outcome {
-            self.log.note("", format!("ended: {error}"));
-        }
         let is_left = self.journal.is_detached()
             && outcome.as_ref().is_err_and(|error| is_outage(error.code) || is_set(self.leaves));
         if is_left && is_set(self.leaves) {
@@ -191,10 +188,20 @@ impl<'run> RunDriver<'run> {
         }
         // The entries of a run that has failed are not needed; those of another are stored.
         self.journal.stop_writing();
+        if let Err(error) = &outcome {
+            self.log.note("", format!("{}: {error}", if is_left { "left" } else { "ended" }));
+        }
         let notes = self.log.notes();
         let (uses, points) = self.uses.finish();
         match is_left {
-            true => self.lease.hand_back(),
+            true => {
+                let (run, components) = (self.journal.run().to_owned(), uses.clone());
+                let epoch = self.lease.epoch();
+                // Without this report, the log lacks the latest events.
+                let report = ReportRunRequest { run, components, points, epoch, notes };
+                let _ = self.lease.manager().report_run(report);
+                self.lease.hand_back();
+            }
             // If the store does not record the end, the run stays listed as running. A detached run is then taken by
             // another process, which finds all of its records.
             false => {

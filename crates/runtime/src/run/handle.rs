@@ -144,6 +144,7 @@ impl RunHandle {
             entries.extend(page.entries);
         }
         let outputs = outputs_of(&info.outputs, entries)?;
+        debug_assert_eq!(outputs.len(), info.outputs.len(), "outputs of run {}", self.run);
         Ok(Outcome { run: info.run, outputs, components: info.components, result: None })
     }
 }

@@ -202,10 +202,14 @@ impl RunJournal {
     }
 
     fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
+        let (run, epoch) = (self.run.clone(), self.lease.epoch());
+        debug_assert!(
+            entries.iter().all(|entry| entry.number > entries_before(epoch)),
+            "an entry among those of an earlier lease than {epoch}: {entries:?}"
+        );
         if let Some(writer) = &self.writer {
             return writer.write(entries);
         }
-        let (run, epoch) = (self.run.clone(), self.lease.epoch());
         self.manager.journal(v1::JournalRequest { run, entries, epoch })
     }
 

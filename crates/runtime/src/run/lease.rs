@@ -6,6 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use sublet_proto::run::MAX_RUNNER_BYTES;
 use sublet_proto::v1::{DriveRunRequest, RunInfo};
 use sublet_proto::{Code, Error};
 
@@ -23,7 +24,9 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Names one attempt of a process to drive a run: nothing else has this name.
 pub(super) fn runner_name(process: &str) -> Result<String, Error> {
-    Ok(format!("{process}#{:032x}", random_bits()?))
+    let name = format!("{process}#{:032x}", random_bits()?);
+    debug_assert!(name.len() <= MAX_RUNNER_BYTES, "the managers refuse the name {name}");
+    Ok(name)
 }
 
 /// Names one attempt of this client.
@@ -108,6 +111,7 @@ impl DriverLease {
         if self.epoch == 0 {
             return;
         }
+        debug_assert!(lease_ms == 0 || lease_ms == LEASE_MS, "a lease of {lease_ms} ms is requested");
         let (run, runner) = (self.run.clone(), String::new());
         let request = DriveRunRequest { run, runner, epoch: self.epoch, lease_ms };
         if let Err(error) = self.manager.drive_run(request) {

@@ -92,6 +92,7 @@ pub(super) fn wait(arguments: &WaitArguments, output: &CommandOutput) -> Result<
     destination.check(output)?;
     let outcome = RunHandle::open(connection.access()?, run)?.wait(*timeout)?;
     let info = connection.open()?.read_run(run, u64::MAX)?.info.unwrap_or_default();
+    debug_assert!(info.ended_unix_ms >= info.began_unix_ms, "run {run} ended before it began");
     let took = Duration::from_millis(info.ended_unix_ms.saturating_sub(info.began_unix_ms));
     destination.finish(&outcome, took, output)
 }
@@ -119,6 +120,7 @@ pub(super) fn logs(arguments: &LogsArguments, output: &CommandOutput) -> Result<
 /// Formats an event: further lines of its text are indented.
 fn line(event: &EventView) -> String {
     let EventView { at_unix_ms, component, text } = event;
+    debug_assert!(component.as_ref().is_none_or(|name| !name.is_empty()), "a component without a name");
     let (component, text) = (component.as_deref().unwrap_or("run"), text.trim_end().replace('\n', "\n    "));
     format!("{} {component}: {text}\n", show_moment(*at_unix_ms))
 }
