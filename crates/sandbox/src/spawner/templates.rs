@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn program_of_tenant_without_process_on_standby_is_copied_from_common_template() {
+    fn cold_program_of_tenant_is_copied_from_common_template() {
         let of_environments = Template { environment: Some(PathBuf::new()), ..bare() };
         assert_eq!(without_modules(&owned("/e", "a")), of_environments);
         assert_eq!(without_folder(&owned("/e", "a")), owned("/e", "a"));
