@@ -59,6 +59,7 @@ fn begin(
     blank: &Blank,
     mut plan: CreationPlan,
 ) -> Result<(StartedProgram, OwnedFd), (CreationStep, io::Error)> {
+    debug_assert!(plan.folders.is_empty(), "a process on standby has {} lent folders", plan.folders.len());
     let failed = |error: io::Error| (CreationStep::Standby, error);
     become_owner(blank)?;
     let image = plan.image.as_ref().ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;

@@ -373,6 +373,8 @@ impl Templates {
         now: Instant,
     ) -> Option<Sandbox> {
         let known = self.known.get_mut(wanted)?;
+        let is_kept = wanted.owner.is_none() || known.warm.is_none() && known.ready.is_empty();
+        debug_assert!(is_kept, "code of tenant {:?} is in a template", wanted.owner);
         let terms = StandbyTerms::of(wanted, program)?;
         let taken = match stock {
             Stock::Used => known.standby.take(&terms, &program.limits),
