@@ -126,12 +126,17 @@ fn become_owner(blank: &Blank) -> Result<(), (CreationStep, io::Error)> {
     die_with_spawner().map_err(failed)
 }
 
+/// Hides a first process that keeps its rights from code of a tenant that is on standby beside it: that cannot list its files.
+fn hide() -> Result<(), (CreationStep, io::Error)> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| (CreationStep::Identity, errno.into()))
+}
+
 /// Applies the restrictions of a process whose root is complete. Processes that it forks afterwards inherit them.
 fn restrict(blank: &Blank, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
     let at = |step: CreationStep| move |error: io::Error| (step, error);
     // The kernel makes a program dumpable again when it is executed; a copy of a template does so itself.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(|errno| (CreationStep::Identity, errno.into()))?;
+    hide()?;
     privileges::drop_capabilities().map_err(at(CreationStep::Capabilities))?;
     landlock::restrict(plan).map_err(at(CreationStep::Landlock))?;
     blank.filters.apply(plan.network, plan.devices).map_err(at(CreationStep::Seccomp))

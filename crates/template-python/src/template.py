@@ -85,19 +85,28 @@ def use_environment(folder):
     site.addsitedir(os.path.join(folder, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
 
 
-def stand_by(modules, environment):
-    """Imports modules with the environment of the program, which is not known yet, and waits for the program."""
-    os.environ.update(named(environment))
-    time.tzset()
+def import_ahead(modules):
+    """Imports modules in a process on standby, and discards what they print."""
     try:
-        if sys.flags.no_site:
-            use_environment(ENVIRONMENT)
         for module in modules:
             importlib.import_module(module)
+        # A module may have replaced them.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         gc.collect()
     except BaseException:
         # The spawner notices the end. Threads of the modules may never end.
         os._exit(1)
+
+
+def stand_by(modules, environment):
+    """Imports modules with the environment of the program, which is not known yet, and waits for the program."""
+    os.environ.update(named(environment))
+    time.tzset()
+    if sys.flags.no_site:
+        use_environment(ENVIRONMENT)
+    import_ahead(modules)
     adapter.stand_by()
 
 
@@ -106,13 +115,7 @@ def contained_program(modules):
     # The working folder, which an interpreter adds for `-c`.
     if sys.path[:1] == [""]:
         del sys.path[0]
-    try:
-        for module in modules:
-            importlib.import_module(module)
-        gc.collect()
-    except BaseException:
-        # The spawner notices the end. Threads of the modules may never end.
-        os._exit(1)
+    import_ahead(modules)
     return adapter.contained_program()
 
 

@@ -1,4 +1,4 @@
-//! Processes on standby: they have imported modules that no template can have, and wait for leases.
+//! Processes on standby: they have imported modules that no template can have, or may have, and wait for leases.
 //!
 //! The spawner makes them. It has to know which cores no lease has, since importing takes a core for seconds, and how
 //! much memory they may take: the operator's choice, which the node does not lend. One thread tells the spawner both, each

@@ -25,7 +25,6 @@ use sublet_sandbox::{
     Devices, FOLDER, IsolationKind, LOADED, LentFolder, NetworkAccess, NewSandbox, ProgramEnd, SCRATCH,
     SandboxError, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
-use tracing::warn;
 
 use crate::execution::c_library::CLibrary;
 use crate::execution::image_interpreters::{self, language::ImageLanguage};
@@ -118,18 +117,16 @@ impl WorkerProcess {
         let sandboxes = node.execution.sandboxes.current()?;
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
-        let spec_with = |control: OwnedFd| -> Result<Spec, Error> {
-            let spec_of = spec(program.clone(), held, &runnable, control, swaps);
-            let mut spec = Spec { log: Some(log.file()?), lent_folders: lent_folders.clone(), ..spec_of };
-            spec.has_own_variables = has_own_variables;
-            spec.limits.scratch_bytes = temporary_bytes(node, held);
-            if let Some(held) = &image {
-                contain(&mut spec, runtime, &held.image, runnable.build());
-            }
-            Ok(spec)
-        };
-        let owned = (&runnable, owner(node, held));
-        let launched = launch(node, &sandboxes, owned, (inside.into(), &spec_with));
+        let spec_of = spec(program, held, &runnable, inside.into(), swaps);
+        let mut spec = Spec { log: Some(log.file()?), lent_folders, has_own_variables, ..spec_of };
+        spec.limits.scratch_bytes = temporary_bytes(node, held);
+        if let Some(held) = &image {
+            contain(&mut spec, runtime, &held.image, runnable.build());
+        }
+        let template = node.execution.image_interpreters.template(&runnable, (&spec, owner(node, held)));
+        // Without a copy of the template or a process on standby, the spawner starts the interpreter in the container.
+        spec.kind = template.map_or(spec.kind, IsolationKind::Template);
+        let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let cold_imports = sandbox.cold_imports.clone();
@@ -229,28 +226,6 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
         pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),
         capacity_bytes: rings_bytes(&held.lease),
     }
-}
-
-/// Launches a worker's sandbox, with this control socket. A copy of a warm interpreter that cannot be made is replaced by an
-/// interpreter that starts.
-fn launch(
-    node: &Node,
-    sandboxes: &Sandboxes,
-    (runnable, owner): (&Runnable, Option<&str>),
-    (control, spec_with): (OwnedFd, &dyn Fn(OwnedFd) -> Result<Spec, Error>),
-) -> Result<NewSandbox, Error> {
-    let spec = spec_with(control)?;
-    let Some(template) = node.execution.image_interpreters.template(runnable, (&spec, owner)) else {
-        return one(sandboxes.launch(vec![spec]));
-    };
-    let control = spec.control.try_clone();
-    let control = control.map_err(|error| Error::of_system("cannot copy a control socket", &error))?;
-    let copy = Spec { kind: IsolationKind::Template(template), ..spec };
-    one(sandboxes.launch(vec![copy])).or_else(|error| {
-        let image = &runnable.build().image;
-        warn!(image, %error, "no copy of an image's warm Python can be made; one is started instead");
-        one(sandboxes.launch(vec![spec_with(control)?]))
-    })
 }
 
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
@@ -403,7 +378,6 @@ fn environment() -> Vec<(OsString, OsString)> {
 }
 
 /// How a worker's sandbox isolates, unless it has an image, and what is executed in it.
-#[derive(Clone)]
 struct WorkerProgram {
     kind: IsolationKind,
     program: SandboxProgram,

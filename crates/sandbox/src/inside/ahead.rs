@@ -52,7 +52,7 @@ use super::{
     Blank, CreationPlan, CreationStep, SandboxOrder, SandboxReport, await_start, become_owner,
     become_sandbox, give_up, make_ready, plan,
 };
-use super::{privileges, restrict, root, weak};
+use super::{hide, privileges, restrict, root, weak};
 use crate::system;
 
 /// A process that waits to become the program.
@@ -138,6 +138,7 @@ fn await_plan(
     }
     become_owner(blank)?;
     root::enter(&plan).map_err(|error| (CreationStep::Root, error))?;
+    hide()?;
     plan.output = None;
     pass_on(plan, program)?;
     await_order(link, program)?;

@@ -35,7 +35,7 @@ use super::init::{self, ForkSide, StartedProgram};
 use super::output::{OutputTarget, ProgramOutput};
 use super::{
     CreationPlan, CreationStep, SandboxOrder, SandboxReport, await_start, become_owner, container, give_up,
-    plan, restrict,
+    hide, plan, restrict,
 };
 use crate::system;
 
@@ -59,10 +59,12 @@ fn begin(
     blank: &Blank,
     mut plan: CreationPlan,
 ) -> Result<(StartedProgram, OwnedFd), (CreationStep, io::Error)> {
+    debug_assert!(plan.folders.is_empty(), "a process on standby has {} lent folders", plan.folders.len());
     let failed = |error: io::Error| (CreationStep::Standby, error);
     become_owner(blank)?;
     let image = plan.image.as_ref().ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
     container::enter(&plan, image).map_err(|error| (CreationStep::Container, error))?;
+    hide()?;
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (own, theirs) = pair.map_err(|errno| failed(errno.into()))?;
     let nothing = mem::replace(&mut plan.control, theirs);

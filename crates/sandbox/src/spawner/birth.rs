@@ -51,7 +51,9 @@ pub(super) fn begin(
             *place != MountPoint::ENVIRONMENT && !(is_in_image && *place == MountPoint::PROGRAM)
         });
     }
-    let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
+    // One on standby has its layers already.
+    let new_layers = layers.iter().filter(|_| !sandbox.is_standby());
+    let owned = new_layers.map(AsFd::as_fd).try_for_each(|layer| sandbox.make_owner(layer));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
     let writable = spec.lent_folders.iter().zip(&folders);

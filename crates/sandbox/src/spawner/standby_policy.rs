@@ -58,6 +58,7 @@ fn step_for(position: usize, claims: &[StandbyClaim<'_>], memory_bytes: u64) -> 
             return Some(first.map_or(StandbyStep::Begin(position, free_bytes), StandbyStep::End));
         }
         let victim = victim(position, candidate, &left, memory_bytes)?;
+        debug_assert!(victim != position, "set {position} would end for its own process: {claims:?}");
         first = first.or(Some(victim));
         left.get_mut(victim)?.reserved_bytes = 0;
     }

@@ -373,6 +373,8 @@ impl Templates {
         now: Instant,
     ) -> Option<Sandbox> {
         let known = self.known.get_mut(wanted)?;
+        let is_kept = wanted.owner.is_none() || known.warm.is_none() && known.ready.is_empty();
+        debug_assert!(is_kept, "code of tenant {:?} is in a template", wanted.owner);
         let terms = StandbyTerms::of(wanted, program)?;
         let taken = match stock {
             Stock::Used => known.standby.take(&terms, &program.limits),
@@ -562,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn program_of_tenant_without_process_on_standby_is_copied_from_common_template() {
+    fn cold_program_of_tenant_is_copied_from_common_template() {
         let of_environments = Template { environment: Some(PathBuf::new()), ..bare() };
         assert_eq!(without_modules(&owned("/e", "a")), of_environments);
         assert_eq!(without_folder(&owned("/e", "a")), owned("/e", "a"));
