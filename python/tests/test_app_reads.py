@@ -84,7 +84,7 @@ def rights(function):
 
 def reads(n):
     table = numpy.arange(float(n))
-    part = table[1:]
+    part = table[1:].copy()
     sublet.split("look")
     total = table.sum()
     sublet.split("write")
@@ -97,7 +97,7 @@ def reads(n):
 def test_a_component_that_only_reads_what_it_does_not_hand_on_has_the_right_to_read(platform):
     found = rights(reads)
     assert found["end", "part"] == found["end", "total"] == "read"
-    # What the component hands on, and what shares memory with a variable that it changes.
+    # What is handed on, and what is used beside a variable that is changed and may share its memory.
     assert found["look", "table"] == found["write", "part"] == found["write", "table"] == "write"
     application = sublet.app(reads).options(client=platform, patience=60)
     for count in (10, 300_000):
