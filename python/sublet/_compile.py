@@ -21,6 +21,7 @@ import types
 
 from . import _errors, _package
 from ._flow import Flow, Refused
+from ._reads import only_reads
 from ._regions import REMOTE
 from ._sizes import bytes_of
 from ._split import parallel, split
@@ -51,6 +52,8 @@ class Part:
         self.gets = ()
         self.perhaps = frozenset()
         self.leaves = ()
+        #: Whether the part surely changes nothing of what it gets.
+        self.only_reads = False
 
 
 class Function:
@@ -224,6 +227,10 @@ class Compiled:
             pass
         return None
 
+    def _global(self, name):
+        """The value of a global; None for a variable."""
+        return None if name in self.variables else self.source.value(name)
+
     def _known_now(self, expression, name):
         names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
         space = {"__builtins__": {}}
@@ -252,6 +259,7 @@ class Compiled:
             flow = part.flow
             maybe.append(maybe[-1] | flow.changed)
             surely.append((surely[-1] - flow.deleted) | flow.set)
+        self.variables = maybe[-1]
         live = [set() for _ in range(len(parts) + 1)]
         for number in reversed(range(len(parts))):
             flow = parts[number].flow
@@ -268,9 +276,9 @@ class Compiled:
             part.unsure = any(name not in surely[number + 1] for name in part.leaves)
             self._check_captured(number)
             self._check_parallel(number)
+            part.only_reads = number > 0 and only_reads(part.statements, gets - self.plain, self._global)
         for block in {id(part.block): part.block for part in parts if part.block is not None}.values():
             self._check_block(block, live)
-        self.variables = maybe[-1]
         self.handed_on = sorted({name for part in parts for name in part.leaves})
         for name in self.handed_on:
             if _NAME.fullmatch(name) is None:
@@ -401,7 +409,8 @@ class Compiled:
             components.append({"name": name, "type": "memory"})
             for number, part in enumerate(self.parts):
                 if name in part.leaves or (number > 0 and name in part.gets):
-                    edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+                    rights = "read" if part.only_reads and name not in part.leaves else "write"
+                    edges.append({"type": "access", "from": part.component, "to": name, "rights": rights})
         placed = next((number for number, part in enumerate(self.parts) if self._names_place(part)), len(self.parts))
         if placed < len(self.parts):
             name = self._memory_name(REMOTE)
