@@ -449,7 +449,7 @@ impl ServiceParts {
             component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
         });
         let packages = self.packages.pin(Asker::of(caller), named).await?;
-        let plan = self.plan_run(&caller.tenant, &name).await;
+        let plan = self.plan_run(&caller.tenant, &digest).await;
         let begun = RunInfo { graph: name, digest, packages, plan, ..RunInfo::default() };
         if asked.plan_only {
             return Ok(RunInfo { tenant: caller.tenant.to_string(), ..begun });
@@ -462,9 +462,9 @@ impl ServiceParts {
         Ok(info)
     }
 
-    /// Plans a run of a graph. `None` if nothing is known of earlier runs, or the store does not answer.
-    async fn plan_run(&self, tenant: &str, graph: &str) -> Option<RunPlan> {
-        let runs = self.runs.succeeded(tenant, graph, HISTORY_RUNS).await.ok()?;
+    /// Plans a run of a graph's version. `None` if nothing is known of its earlier runs, or the store does not answer.
+    async fn plan_run(&self, tenant: &str, digest: &str) -> Option<RunPlan> {
+        let runs = self.runs.succeeded(tenant, digest, HISTORY_RUNS).await.ok()?;
         let nodes = self.shell.look(RunPlans::nodes).ok()?;
         self.plans.plan(&runs, nodes)
     }
