@@ -292,6 +292,9 @@ impl Manager for Service {
     async fn cancel_run(&self, request: Request<CancelRunRequest>) -> Result<Response<RunInfo>, Status> {
         let (tenant, now_ms) = (caller(&request)?.tenant, self.0.shell.clock.now_ms());
         let cancelled = self.0.runs.cancel(&tenant, request.into_inner().run, now_ms).await;
+        if let Ok(info) = &cancelled {
+            self.0.plans.end(&info.run);
+        }
         self.0.quotas.removed(&tenant);
         answer(cancelled)
     }
