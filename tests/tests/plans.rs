@@ -30,7 +30,7 @@ fn document(pool: &Value) -> Vec<u8> {
     json!({ "version": 1, "name": "talk", "components": components, "edges": edges }).to_string().into_bytes()
 }
 
-/// A cluster of nodes with so many cores in these pools.
+/// A cluster with a node for each number of cores and its pool.
 fn cluster(arguments: &[&str], nodes: &[(u32, &str)]) -> Cluster {
     let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     let mut cluster = Cluster::start(ClusterPlan { arguments, ..ClusterPlan::default() });
@@ -66,7 +66,7 @@ fn plan(cluster: &Cluster) -> Value {
 }
 
 #[test]
-fn components_that_communicated_across_nodes_are_placed_together_in_the_next_run() {
+fn components_that_communicated_are_placed_together_next_time() {
     let cluster = cluster(&[], &[(1, "balanced"), (2, "balanced"), (1, "memory")]);
     let application = application(&cluster, &json!("balanced"));
     assert_eq!(plan(&cluster)["sets"], json!([]), "nothing is known yet");

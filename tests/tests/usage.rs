@@ -116,7 +116,7 @@ fn workers_own_memory_is_recorded_with_their_run() {
 }
 
 #[test]
-fn what_components_move_is_recorded_for_each_memory() {
+fn moved_data_are_recorded_for_each_memory() {
     let platform = platform();
     let mut share = compute("share", "share", 8 * MIB);
     share["parallelism"] = json!(2);

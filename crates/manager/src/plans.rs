@@ -9,11 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::{ComponentUse, PlannedSet, RunInfo, RunPlan, Traffic};
 
-use crate::core::{
-    Amount, CommunicatingSet, Core, Decision, LendingState, Level, ManagedNode, PoolResources, decide,
-};
+use crate::core::{Amount, CommunicatingSet, Core, Decision, Level, ManagedNode, PoolResources, decide};
 
-/// Number of earlier runs of a graph that are considered.
+/// Number of earlier runs of a version of a graph that are considered.
 pub(crate) const HISTORY_RUNS: usize = 8;
 /// Most runs that are known as running together. Beyond them, the oldest are forgotten.
 const MAX_RUNNING: usize = 1024;
@@ -50,7 +48,6 @@ impl RunPlans {
 
     /// The nodes that take leases.
     pub(crate) fn nodes(core: &Core) -> Vec<PlanNode> {
-        let is_open = |node: &&ManagedNode| node.lending == LendingState::Open && !node.is_lost();
         let seen = |node: &ManagedNode| {
             let free = node.free();
             PlanNode {
@@ -60,7 +57,7 @@ impl RunPlans {
                 free: Amount { cores: free.cores.into(), memory_bytes: free.memory_bytes },
             }
         };
-        core.nodes().filter(is_open).map(seen).collect()
+        core.nodes().filter(|node| node.takes_leases()).map(seen).collect()
     }
 
     /// Plans a run after these runs of its graph. `None` if they have moved no data between components.
@@ -292,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_run_together_on_the_smallest_balanced_node_that_has_enough() {
+    fn sets_run_together_on_smallest_sufficient_node() {
         let plans = RunPlans::new(700, Level::Rack);
         let nodes = || {
             vec![

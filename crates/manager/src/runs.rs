@@ -40,7 +40,7 @@ const CHANGES: usize = 16;
 const DEFAULT_RUNS: u32 = 100;
 const MAX_RUNS: u32 = 10_000;
 /// Pages, and records of a page, in which the latest runs of a graph are searched.
-const LATEST_PAGES: usize = 16;
+const LATEST_PAGES: usize = 4;
 const LATEST_RECORDS: usize = 64;
 
 /// The runs of a store.
@@ -319,14 +319,14 @@ impl StoreRuns {
         self.database.with(read).await
     }
 
-    /// Returns the latest runs of a graph that succeeded, the newest first, out of the tenant's latest 1,024 runs.
+    /// Returns the latest runs of a graph's version that succeeded, the newest first, out of the tenant's latest 256 runs.
     pub(crate) async fn succeeded(
         &self,
         tenant: &str,
-        graph: &str,
+        digest: &str,
         limit: usize,
     ) -> Result<Vec<RunInfo>, Error> {
-        let (prefix, graph) = (format!("{}{tenant}/", keys::RUN), graph.to_owned());
+        let (prefix, digest) = (format!("{}{tenant}/", keys::RUN), digest.to_owned());
         let read = move |store: &mut dyn Store| {
             let (mut runs, mut before) = (Vec::new(), None::<String>);
             for _ in 0..LATEST_PAGES {
@@ -335,7 +335,7 @@ impl StoreRuns {
                 before = Some(last.key.clone());
                 for record in &page {
                     let info: RunInfo = decode("a stored run", &record.value)?;
-                    if info.graph == graph && info.ended_unix_ms != 0 && info.code == 0 {
+                    if info.digest == digest && info.ended_unix_ms != 0 && info.code == 0 {
                         runs.push(info);
                     }
                     if runs.len() == limit {

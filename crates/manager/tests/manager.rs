@@ -369,6 +369,40 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
 }
 
 #[tokio::test]
+async fn a_plan_is_answered_without_a_run() {
+    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = fixture().await;
+    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
+    done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
+    let begin = |plan_only| BeginRunRequest {
+        run: "0a".repeat(16),
+        graph: "g".into(),
+        plan_only,
+        ..BeginRunRequest::default()
+    };
+    assert_eq!(done(client.begin_run(begin(true)).await).unwrap().plan, None, "nothing is known yet");
+    done(client.begin_run(begin(false)).await).unwrap();
+    let traffic = Some(Traffic { reads: 2, read_bytes: 70, ..Traffic::default() });
+    let component = ComponentUse {
+        component: "c".into(),
+        attempts: 1,
+        instances: 1,
+        channels: vec![ChannelUse { memory: "m".into(), traffic }],
+        ..ComponentUse::default()
+    };
+    let end = EndRunRequest { run: "0a".repeat(16), components: vec![component], ..EndRunRequest::default() };
+    done(client.end_run(end).await).unwrap();
+
+    let planned = done(client.begin_run(begin(true)).await).unwrap();
+    assert_eq!((planned.run.as_str(), planned.graph.as_str()), ("", "g"));
+    let plan = planned.plan.unwrap();
+    let [set] = plan.sets.as_slice() else { panic!("{plan:?}") };
+    assert_eq!((set.components.join(" "), set.moved_bytes, set.cores), ("c m".to_owned(), 70, 1));
+    assert!(!set.is_apart, "no other pool takes them: {set:?}");
+    let runs = done(client.list_runs(ListRunsRequest::default()).await).unwrap().runs;
+    assert_eq!(runs.len(), 1, "a plan is no run");
+}
+
+#[tokio::test]
 async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_more() {
     let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = fixture().await;
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;

@@ -97,9 +97,9 @@ pub struct PoolResources {
     pub balanced_lent: Amount,
     /// The leased part of it.
     pub balanced_leased: Amount,
-    /// What is free in the compute pool.
+    /// Free resources of the compute pool.
     pub compute_free: Amount,
-    /// What is free in the memory pool.
+    /// Free resources of the memory pool.
     pub memory_free: Amount,
 }
 
@@ -108,7 +108,7 @@ pub struct PoolResources {
 pub struct Decision {
     /// For each set, whether it is left apart.
     pub is_apart: Vec<bool>,
-    /// What was to be freed for all sets to run together within the watermark.
+    /// Resources to free before all sets can run together within the watermark.
     pub missing: Amount,
     /// Whether no other decision lets less be communicated. Otherwise it is that of a greedy method.
     pub is_exact: bool,
@@ -173,7 +173,7 @@ mod tests {
 
     /// The three applications of Scad's figure 22: one that cannot be separated fills the balanced pool.
     #[test]
-    fn what_communicates_least_is_left_apart_first_beyond_the_watermark() {
+    fn least_communicating_set_is_left_apart_beyond_watermark() {
         let (little, much) = (set(1000, 2), set(50_000, 2));
         assert_eq!(is_apart(&[little], &[much], 12), [false], "14 of 20 cores are the watermark");
         assert_eq!(is_apart(&[little], &[much], 13), [true]);

@@ -126,7 +126,7 @@ impl ManagedNode {
     }
 
     /// Tells whether a lease may be granted on it now.
-    pub(super) fn takes_leases(&self) -> bool {
+    pub fn takes_leases(&self) -> bool {
         self.is_there() && !self.is_missed
     }
 

@@ -292,6 +292,9 @@ impl Manager for Service {
     async fn cancel_run(&self, request: Request<CancelRunRequest>) -> Result<Response<RunInfo>, Status> {
         let (tenant, now_ms) = (caller(&request)?.tenant, self.0.shell.clock.now_ms());
         let cancelled = self.0.runs.cancel(&tenant, request.into_inner().run, now_ms).await;
+        if let Ok(info) = &cancelled {
+            self.0.plans.end(&info.run);
+        }
         self.0.quotas.removed(&tenant);
         answer(cancelled)
     }
@@ -449,7 +452,7 @@ impl ServiceParts {
             component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
         });
         let packages = self.packages.pin(Asker::of(caller), named).await?;
-        let plan = self.plan_run(&caller.tenant, &name).await;
+        let plan = self.plan_run(&caller.tenant, &digest).await;
         let begun = RunInfo { graph: name, digest, packages, plan, ..RunInfo::default() };
         if asked.plan_only {
             return Ok(RunInfo { tenant: caller.tenant.to_string(), ..begun });
@@ -462,9 +465,9 @@ impl ServiceParts {
         Ok(info)
     }
 
-    /// Plans a run of a graph. `None` if nothing is known of earlier runs, or the store does not answer.
-    async fn plan_run(&self, tenant: &str, graph: &str) -> Option<RunPlan> {
-        let runs = self.runs.succeeded(tenant, graph, HISTORY_RUNS).await.ok()?;
+    /// Plans a run of a graph's version. `None` if nothing is known of its earlier runs, or the store does not answer.
+    async fn plan_run(&self, tenant: &str, digest: &str) -> Option<RunPlan> {
+        let runs = self.runs.succeeded(tenant, digest, HISTORY_RUNS).await.ok()?;
         let nodes = self.shell.look(RunPlans::nodes).ok()?;
         self.plans.plan(&runs, nodes)
     }

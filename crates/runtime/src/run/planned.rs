@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plan_prefers_the_node_of_a_set_and_none_for_what_is_apart() {
+    fn plan_prefers_a_sets_node_or_none() {
         let document = br#"{"version":1,"name":"g","components":[
             {"name":"a","type":"compute","package":"p","function":"f","entry":true},
             {"name":"b","type":"compute","package":"p","function":"f"},

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sublet_proto::v1::Traffic;
 
-/// What compute components have moved to and from one memory component, by their indexes.
+/// Data that compute components have moved to and from one memory component, by their indexes.
 pub(super) type TrafficByComponent = BTreeMap<usize, Traffic>;
 
 /// Adds operations and bytes. Worker processes report them, so they may have any values: a sum stays at the largest

@@ -42,9 +42,9 @@ pub(super) struct Program {
     pub(super) limits: [u64; TAKEN],
 }
 
-/// Choice of the sets that are left apart.
+/// ApartSets of the sets that are left apart.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Choice {
+pub(super) struct ApartSets {
     pub(super) apart: Vec<bool>,
     /// Whether no other choice is better. Otherwise the search had no steps left.
     pub(super) is_exact: bool,
@@ -52,11 +52,11 @@ pub(super) struct Choice {
 
 impl Program {
     /// Solves the program. Only its first [`MAX_SETS`] sets may be left apart.
-    pub(super) fn solve(&self) -> Choice {
+    pub(super) fn solve(&self) -> ApartSets {
         self.solve_within(MAX_STEPS)
     }
 
-    fn solve_within(&self, steps: u32) -> Choice {
+    fn solve_within(&self, steps: u32) -> ApartSets {
         let all: f64 = self.sets.iter().map(|set| set.cost as f64).sum();
         let penalty = (all + 1.0) * PENALTY;
         let mut order: Vec<usize> = (0..self.sets.len().min(MAX_SETS)).collect();
@@ -79,7 +79,7 @@ impl Program {
         };
         search.greedy();
         let is_exact = search.branch(0, self.needs, self.limits, 0.0);
-        Choice { apart: search.best.1, is_exact }
+        ApartSets { apart: search.best.1, is_exact }
     }
 
     /// The part of all needs that a set frees.
@@ -99,7 +99,7 @@ fn share_of(amounts: [u64; FREED], needs: [u64; FREED]) -> f64 {
     parts.map(|(&amount, need)| amount as f64 / need as f64).sum()
 }
 
-/// What is left of amounts; `None` if they are too small.
+/// Difference of amounts; `None` if one would be negative.
 fn take<const N: usize>(from: [u64; N], amounts: [u64; N]) -> Option<[u64; N]> {
     let mut left = from;
     for (left, amount) in left.iter_mut().zip(amounts) {
@@ -108,7 +108,7 @@ fn take<const N: usize>(from: [u64; N], amounts: [u64; N]) -> Option<[u64; N]> {
     Some(left)
 }
 
-/// What is left to be freed.
+/// Needs that remain after these resources are freed.
 fn without(needs: [u64; FREED], frees: [u64; FREED]) -> [u64; FREED] {
     std::array::from_fn(|at| needs[at].saturating_sub(frees[at]))
 }
@@ -262,6 +262,6 @@ mod tests {
         // The other pools take 3 cores: as much as possible is freed.
         assert_eq!(apart(6, 3), [false, false, false, true]);
         let greedy = program(4, 100).solve_within(2);
-        assert_eq!(greedy, Choice { apart: vec![false, true, false, true], is_exact: false });
+        assert_eq!(greedy, ApartSets { apart: vec![false, true, false, true], is_exact: false });
     }
 }
