@@ -16,6 +16,7 @@ mod lease;
 mod tests;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 use prost::Message;
 use sublet_proto::v1::{
@@ -30,7 +31,7 @@ use crate::reply::ReplyPage;
 use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, StoreRecord, each_record, keys};
 use check::{check_entry, check_id, check_notes, check_output, check_outputs, check_uses};
-use lease::LeaseTerm;
+use lease::LeaseWatch;
 
 /// Records that are read from the store, or removed, at a time.
 const PAGE_RECORDS: usize = 256;
@@ -46,11 +47,12 @@ const LATEST_RECORDS: usize = 64;
 /// The runs of a store.
 pub(crate) struct StoreRuns {
     database: Database,
+    watch: Arc<Mutex<LeaseWatch>>,
 }
 
 impl StoreRuns {
     pub(crate) fn new(database: Database) -> StoreRuns {
-        StoreRuns { database }
+        StoreRuns { database, watch: Arc::default() }
     }
 
     /// Begins a run. `begun` has the name and digest of its graph, and its packages.
@@ -82,8 +84,7 @@ impl StoreRuns {
                 return Ok(info);
             }
             let is_driven = detached.is_none() && !runner.is_empty();
-            let term = LeaseTerm { lease_ms, now_ms };
-            let lease = is_driven.then(|| lease::take(&RunLease::default(), &runner, term)).flatten();
+            let lease = is_driven.then(|| lease::take(&RunLease::default(), &runner, lease_ms)).flatten();
             let info = RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, ..begun };
             let input = JournalEntry { output: input, ..JournalEntry::default() };
             batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());
@@ -418,8 +419,7 @@ fn abandon(
     let (tenant, id) = (run.tenant.clone(), run.run.clone());
     let mut is_abandoned = false;
     let run = change(store, &tenant, &id, |info| {
-        is_abandoned = info.ended_unix_ms == 0
-            && !info.lease.as_ref().is_some_and(|lease| lease::is_held(lease, now_ms));
+        is_abandoned = info.ended_unix_ms == 0;
         let ended = || RunInfo {
             ended_unix_ms: now_ms,
             code: Code::DeadlineExceeded.number(),

@@ -1,12 +1,14 @@
 //! Leases of runs in the store: the processes that drive runs take, renew and return them here, and runs are cancelled.
 
 use std::ops::ControlFlow;
+use std::sync::Mutex;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::{DriveRunRequest, RunInfo, RunLease, TakeRunRequest};
 use sublet_proto::{Code, Error, decode};
 
 use super::check::check_id;
-use super::lease::{self, LeaseTerm};
+use super::lease::{self, LeaseWatch};
 use super::{
     KeptEntries, PAGE_RECORDS, StoreRuns, change, find, forget_all, has_ended, run_key, unlist, with_report,
 };
@@ -28,17 +30,18 @@ impl StoreRuns {
         if epoch == 0 {
             lease::check_runner(&runner)?;
         }
-        let (tenant, term) = (tenant.to_owned(), LeaseTerm { lease_ms, now_ms });
+        let (tenant, watch) = (tenant.to_owned(), self.watch.clone());
         let drive = move |store: &mut dyn Store| {
+            let taker = Taker { runner: &runner, lease_ms, now_ms, watch: &watch };
             change(store, &tenant, &run, |info| {
                 if info.ended_unix_ms != 0 {
                     return Err(has_ended(&info));
                 }
                 let lease = info.lease.clone().unwrap_or_default();
                 let next = match (epoch, lease_ms) {
-                    (0, _) => lease::take(&lease, &runner, term),
+                    (0, _) => taker.take(&info),
                     (_, 0) => lease::hand_back(&lease, epoch),
-                    _ => lease::renew(&lease, epoch, term),
+                    _ => lease::renew(&lease, epoch, lease_ms),
                 };
                 let next = next.ok_or_else(|| lease::taken(&run, info.lease.as_ref()))?;
                 Ok(Some(RunInfo { lease: Some(next), ..info }))
@@ -63,11 +66,13 @@ impl StoreRuns {
             Some(tenant) => format!("{}{tenant}/", keys::DETACHED),
             None => keys::DETACHED.to_owned(),
         };
-        let (term, mut after) = (LeaseTerm { lease_ms, now_ms }, None::<String>);
+        let mut after = None::<String>;
         loop {
             let (prefix, runner, behind) = (prefix.clone(), runner.clone(), after.take());
+            let watch = self.watch.clone();
             let page = move |store: &mut dyn Store| {
-                take_of_page(store, &prefix, behind.as_deref(), (runner.as_str(), term))
+                let taker = Taker { runner: &runner, lease_ms, now_ms, watch: &watch };
+                take_of_page(store, &prefix, behind.as_deref(), &taker)
             };
             match self.database.with(page).await? {
                 ControlFlow::Break(taken) => return Ok(taken),
@@ -91,12 +96,40 @@ impl StoreRuns {
     }
 }
 
+/// A process that wants the lease of a run, for a time, and the manager's view of leases.
+struct Taker<'taker> {
+    runner: &'taker str,
+    lease_ms: u64,
+    now_ms: u64,
+    watch: &'taker Mutex<LeaseWatch>,
+}
+
+impl Taker<'_> {
+    /// Whether another process holds the lease of a run.
+    fn is_kept_out(&self, info: &RunInfo) -> bool {
+        let Some(lease) = &info.lease else { return false };
+        let key = run_key(&info.tenant, &info.run);
+        lock(self.watch).is_held(&key, lease, self.now_ms) && lease.runner != self.runner
+    }
+
+    /// The lease of a run as this process takes it; `None` if another one holds it. A process that has it already keeps
+    /// its epoch: its request is repeated because the answer was lost.
+    fn take(&self, info: &RunInfo) -> Option<RunLease> {
+        let lease = info.lease.clone().unwrap_or_default();
+        match lease.runner == self.runner {
+            true => lease::renew(&lease, lease.epoch, self.lease_ms),
+            false if self.is_kept_out(info) => None,
+            false => lease::take(&lease, self.runner, self.lease_ms),
+        }
+    }
+}
+
 /// Takes the lease of a run of a page of the list. Breaks with the run, or with `None` at the end of the list.
 fn take_of_page(
     store: &mut dyn Store,
     prefix: &str,
     after: Option<&str>,
-    (runner, term): (&str, LeaseTerm),
+    taker: &Taker<'_>,
 ) -> Result<ControlFlow<Option<RunInfo>, String>, Error> {
     let page = store.scan(prefix, after, PAGE_RECORDS)?;
     let Some(last) = page.last().map(|record| record.key.clone()) else {
@@ -117,7 +150,7 @@ fn take_of_page(
             remove_rest(store, &info)?;
             continue;
         }
-        if let Some(taken) = take_listed(store, &info, (runner, term))? {
+        if let Some(taken) = take_listed(store, &info, taker)? {
             return Ok(ControlFlow::Break(Some(taken)));
         }
     }
@@ -125,25 +158,18 @@ fn take_of_page(
 }
 
 /// Takes the lease of a run that is listed, unless another process has it.
-fn take_listed(
-    store: &mut dyn Store,
-    listed: &RunInfo,
-    (runner, term): (&str, LeaseTerm),
-) -> Result<Option<RunInfo>, Error> {
-    let none = RunLease::default();
-    let lease = listed.lease.as_ref().unwrap_or(&none);
-    if lease::is_held(lease, term.now_ms) && lease.runner != runner {
+fn take_listed(store: &mut dyn Store, listed: &RunInfo, taker: &Taker<'_>) -> Result<Option<RunInfo>, Error> {
+    if taker.is_kept_out(listed) {
         return Ok(None);
     }
-    if lease::is_exhausted(lease) && !lease::is_held(lease, term.now_ms) {
-        let ended = end_at_once(store, &listed.tenant, &listed.run, term.now_ms, Code::WorkerDied)?;
+    if listed.lease.as_ref().is_some_and(|lease| lease::is_exhausted(lease) && lease.runner != taker.runner) {
+        let ended = end_at_once(store, &listed.tenant, &listed.run, taker.now_ms, Code::WorkerDied)?;
         remove_rest(store, &ended)?;
         return Ok(None);
     }
     let mut is_taken = false;
     let info = change(store, &listed.tenant, &listed.run, |info| {
-        let lease = info.lease.clone().unwrap_or_default();
-        let next = if info.ended_unix_ms == 0 { lease::take(&lease, runner, term) } else { None };
+        let next = if info.ended_unix_ms == 0 { taker.take(&info) } else { None };
         is_taken = next.is_some();
         Ok(next.map(|next| RunInfo { lease: Some(next), ..info }))
     })?;

@@ -3,32 +3,61 @@
 //! A run's record holds its lease, and managers change the record by compare-and-swap only. Invariants:
 //! - At most one epoch of a run is current, and at most one process has it.
 //! - An epoch is given to one process, and epochs only grow: each process that takes the lease gets the next one.
-//! - A process takes the lease only when no other holds it. One that holds it may renew it also after its end, as long
-//!   as no other has taken it.
-//! - Writes of another epoch than the current one are refused. So a process that stood still, and believes to
-//!   hold the lease when it continues, changes nothing. This does not depend on clocks: those of managers that differ only make
-//!   another process take the lease earlier or later.
+//! - A process takes the lease only when no other holds it. One that holds it may renew it at any time, as long as no
+//!   other has taken it.
+//! - Writes of another epoch than the current one are refused. So a process that stood still, and believes to hold the
+//!   lease when it continues, changes nothing.
+//! - No clocks are compared. A manager tells by its own clock for how long it has seen a lease unchanged
+//!   ([`LeaseWatch`]), and the record counts renewals instead of naming a time.
+
+use std::collections::HashMap;
 
 use sublet_proto::run::{MAX_EPOCH, MAX_LEASE_MS, MAX_RUNNER_BYTES, MIN_LEASE_MS};
 use sublet_proto::v1::RunLease;
 use sublet_proto::{Code, Error};
 
-/// Time for which a lease is requested, and the present time, in milliseconds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LeaseTerm {
-    pub(super) lease_ms: u64,
-    pub(super) now_ms: u64,
+/// Largest number of leases that a manager watches. Beyond it, all are watched from the beginning.
+const MAX_WATCHED: usize = 16_384;
+
+/// Leases of runs as this manager has last seen them, by the runs' keys.
+#[derive(Debug, Default)]
+pub(super) struct LeaseWatch {
+    seen: HashMap<String, SeenLease>,
 }
 
-impl LeaseTerm {
-    fn end_ms(self) -> u64 {
-        self.now_ms.saturating_add(self.lease_ms.clamp(MIN_LEASE_MS, MAX_LEASE_MS))
+#[derive(Debug)]
+struct SeenLease {
+    epoch: u64,
+    renewals: u64,
+    /// Time at which this state of the lease was first seen.
+    since_ms: u64,
+}
+
+impl LeaseWatch {
+    /// Whether a process holds the lease, as far as this manager knows: the manager has not seen it unchanged for its
+    /// length.
+    pub(super) fn is_held(&mut self, run: &str, lease: &RunLease, now_ms: u64) -> bool {
+        if lease.runner.is_empty() {
+            self.seen.remove(run);
+            return false;
+        }
+        if self.seen.len() >= MAX_WATCHED && !self.seen.contains_key(run) {
+            self.seen.clear();
+        }
+        let (epoch, renewals) = (lease.epoch, lease.renewals);
+        let seen = self.seen.entry(run.to_owned()).or_insert(SeenLease { epoch, renewals, since_ms: now_ms });
+        if (seen.epoch, seen.renewals) != (epoch, renewals) {
+            *seen = SeenLease { epoch, renewals, since_ms: now_ms };
+        }
+        debug_assert!(self.seen.len() <= MAX_WATCHED, "{} leases are watched", self.seen.len());
+        let since_ms = self.seen.get(run).map_or(now_ms, |seen| seen.since_ms);
+        now_ms.saturating_sub(since_ms) < length_ms(lease.lease_ms)
     }
 }
 
-/// Whether a process holds the lease at this time.
-pub(super) fn is_held(lease: &RunLease, now_ms: u64) -> bool {
-    !lease.runner.is_empty() && now_ms < lease.until_unix_ms
+/// The length of a lease for which this one was requested.
+fn length_ms(lease_ms: u64) -> u64 {
+    lease_ms.clamp(MIN_LEASE_MS, MAX_LEASE_MS)
 }
 
 /// Whether the writes of an epoch are accepted. Epoch 0 is that of clients which know no leases, on runs without one.
@@ -44,35 +73,34 @@ pub(super) fn is_exhausted(lease: &RunLease) -> bool {
     lease.epoch >= MAX_EPOCH
 }
 
-/// Takes the lease; `None` if another process holds it. A process that already holds the lease keeps its epoch: its
-/// request is repeated because the answer was lost.
-pub(super) fn take(lease: &RunLease, runner: &str, term: LeaseTerm) -> Option<RunLease> {
+/// Takes a lease that no process holds, for a time in milliseconds. `None` if it was taken too often.
+pub(super) fn take(lease: &RunLease, runner: &str, lease_ms: u64) -> Option<RunLease> {
     debug_assert!(
         !runner.is_empty(),
         "the lease of epoch {} is taken by a process without a name",
         lease.epoch
     );
-    let epoch = match is_held(lease, term.now_ms) {
-        true if lease.runner == runner => lease.epoch,
-        true => return None,
-        false => lease.epoch + 1,
+    let taken = RunLease {
+        runner: runner.to_owned(),
+        epoch: lease.epoch + 1,
+        renewals: 0,
+        lease_ms: length_ms(lease_ms),
     };
-    let taken = RunLease { runner: runner.to_owned(), epoch, until_unix_ms: term.end_ms() };
-    (epoch <= MAX_EPOCH).then_some(taken)
+    (!is_exhausted(lease)).then_some(taken)
 }
 
 /// Renews the lease; `None` if another process has taken it.
-pub(super) fn renew(lease: &RunLease, epoch: u64, term: LeaseTerm) -> Option<RunLease> {
-    is_current(Some(lease), epoch).then(|| RunLease { until_unix_ms: term.end_ms(), ..lease.clone() })
+pub(super) fn renew(lease: &RunLease, epoch: u64, lease_ms: u64) -> Option<RunLease> {
+    is_current(Some(lease), epoch).then(|| RunLease {
+        renewals: lease.renewals + 1,
+        lease_ms: length_ms(lease_ms),
+        ..lease.clone()
+    })
 }
 
 /// Hands the lease back: another process may take it at once. `None` if another process has taken it.
 pub(super) fn hand_back(lease: &RunLease, epoch: u64) -> Option<RunLease> {
-    is_current(Some(lease), epoch).then(|| RunLease {
-        runner: String::new(),
-        until_unix_ms: 0,
-        ..lease.clone()
-    })
+    is_current(Some(lease), epoch).then(|| RunLease { runner: String::new(), ..lease.clone() })
 }
 
 /// Checks the name of a process that wants the lease.
@@ -107,10 +135,10 @@ mod tests {
 
     use super::*;
 
-    /// Attempt of a process, by its number.
+    /// Attempt of a process, by its number, at one of two managers.
     #[derive(Clone, Copy, Debug)]
     enum Try {
-        Take(usize),
+        Take(usize, usize),
         Renew(usize),
         HandBack(usize),
         Write(usize),
@@ -119,7 +147,7 @@ mod tests {
 
     fn tries() -> impl Strategy<Value = Try> {
         prop_oneof![
-            (0..4usize).prop_map(Try::Take),
+            (0..4usize, 0..2usize).prop_map(|(process, manager)| Try::Take(process, manager)),
             (0..4usize).prop_map(Try::Renew),
             (0..4usize).prop_map(Try::HandBack),
             (0..4usize).prop_map(Try::Write),
@@ -132,33 +160,39 @@ mod tests {
     }
 
     proptest! {
-        /// Processes keep the epoch that they were last given, however late they use it.
+        /// Processes keep the epoch that they were last given, however late they use it. The managers' clocks differ by
+        /// an hour.
         #[test]
         fn one_process_drives_a_run_and_stale_ones_are_refused(all in prop::collection::vec(tries(), 1..200)) {
-            let (mut lease, mut now_ms) = (RunLease::default(), 1);
+            const CLOCKS_MS: [u64; 2] = [1, 3_600_000];
+            let (mut lease, mut passed_ms) = (RunLease::default(), 0);
+            let mut watches = [LeaseWatch::default(), LeaseWatch::default()];
             let mut epochs = [0u64; 4];
-            // The owner by a second formulation: the process that has last taken the lease and not handed it back.
-            let mut owner = None;
+            // The owner by a second formulation, and the time of its latest sign: the process that has last taken the
+            // lease and not handed it back.
+            let (mut owner, mut heard_ms) = (None, 0);
             for one in all {
                 let before = lease.clone();
-                let term = LeaseTerm { lease_ms: 2000, now_ms };
                 match one {
-                    Try::Take(process) => {
-                        let is_free = owner.is_none_or(|owner| owner == process) || now_ms >= lease.until_unix_ms;
-                        let taken = take(&lease, &name(process), term);
-                        prop_assert_eq!(taken.is_some(), is_free);
-                        if let Some(taken) = taken {
-                            let is_repeated = owner == Some(process) && now_ms < before.until_unix_ms;
-                            prop_assert_eq!(taken.epoch, before.epoch + u64::from(!is_repeated));
+                    Try::Take(process, manager) => {
+                        let now_ms = CLOCKS_MS[manager] + passed_ms;
+                        if watches[manager].is_held("run", &lease, now_ms) {
+                            prop_assert!(owner.is_some(), "a lease without an owner is held");
+                        } else if let Some(taken) = take(&lease, &name(process), 2000) {
+                            prop_assert!(owner.is_none() || passed_ms >= heard_ms + 2000, "it was taken too early");
+                            prop_assert_eq!(taken.epoch, before.epoch + 1);
                             epochs[process] = taken.epoch;
                             lease = taken;
-                            owner = Some(process);
+                            (owner, heard_ms) = (Some(process), passed_ms);
                         }
                     }
                     Try::Renew(process) => {
-                        let renewed = renew(&lease, epochs[process], term);
+                        let renewed = renew(&lease, epochs[process], 2000);
                         prop_assert_eq!(renewed.is_some(), owner == Some(process));
-                        lease = renewed.unwrap_or(lease);
+                        if let Some(renewed) = renewed {
+                            lease = renewed;
+                            heard_ms = passed_ms;
+                        }
                     }
                     Try::HandBack(process) => {
                         let back = hand_back(&lease, epochs[process]);
@@ -172,7 +206,7 @@ mod tests {
                         let is_accepted = is_current(Some(&lease), epochs[process]);
                         prop_assert_eq!(is_accepted, owner == Some(process));
                     }
-                    Try::Wait(ms) => now_ms += ms,
+                    Try::Wait(ms) => passed_ms += ms,
                 }
                 prop_assert!(lease.epoch >= before.epoch, "{before:?} became {lease:?}");
                 let writers = (0..4).filter(|&process| is_current(Some(&lease), epochs[process])).count();
@@ -182,18 +216,39 @@ mod tests {
     }
 
     #[test]
+    fn lease_without_renewals_is_free_after_its_length() {
+        let mut watch = LeaseWatch::default();
+        let lease = take(&RunLease::default(), "a", 5_000).unwrap();
+        // The length counts from when this manager has first seen it.
+        assert!(watch.is_held("run", &lease, 70_000) && watch.is_held("run", &lease, 74_999));
+        assert!(!watch.is_held("run", &lease, 75_000));
+        let renewed = renew(&lease, 1, 5_000).unwrap();
+        assert!(watch.is_held("run", &renewed, 75_000) && !watch.is_held("run", &renewed, 80_000));
+        let back = hand_back(&renewed, 1).unwrap();
+        assert!(!watch.is_held("run", &back, 80_000));
+    }
+
+    #[test]
+    fn watches_a_bounded_number_of_leases() {
+        let mut watch = LeaseWatch::default();
+        let lease = take(&RunLease::default(), "a", 5_000).unwrap();
+        for run in 0..=MAX_WATCHED {
+            assert!(watch.is_held(&run.to_string(), &lease, 1));
+        }
+        assert_eq!(watch.seen.len(), 1);
+    }
+
+    #[test]
     fn length_of_a_lease_is_bounded() {
-        let end = |lease_ms| {
-            take(&RunLease::default(), "a", LeaseTerm { lease_ms, now_ms: 10 }).unwrap().until_unix_ms
-        };
-        assert_eq!((end(0), end(5_000), end(u64::MAX)), (10 + MIN_LEASE_MS, 5_010, 10 + MAX_LEASE_MS));
+        let length = |lease_ms| take(&RunLease::default(), "a", lease_ms).unwrap().lease_ms;
+        assert_eq!((length(0), length(5_000), length(u64::MAX)), (MIN_LEASE_MS, 5_000, MAX_LEASE_MS));
     }
 
     #[test]
     fn lease_is_not_taken_for_ever() {
         let lease = RunLease { epoch: MAX_EPOCH, ..RunLease::default() };
         assert!(is_exhausted(&lease));
-        assert_eq!(take(&lease, "a", LeaseTerm { lease_ms: 1000, now_ms: 1 }), None);
+        assert_eq!(take(&lease, "a", 1000), None);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Drives a run: executes the steps that [`RunProgress`] decides on, one after the other, and reports events to it.
 
+mod end;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +18,8 @@ use super::budget::RunBudget;
 use super::event::{ComponentFailure, ExecutionResult, RunEvent};
 use super::execute::{Cancel, Environment, Go};
 use super::instances::{NumberRule, parts_of};
-use super::journal::{RunEnd, RunJournal};
-use super::lease::{DriverLease, is_outage};
+use super::journal::RunJournal;
+use super::lease::DriverLease;
 use super::log::RunLog;
 use super::mailboxes::end_of;
 use super::memory::{Channels, MemoryComponent};
@@ -164,52 +166,7 @@ impl<'run> RunDriver<'run> {
     /// stopped.
     pub(super) fn run(mut self, records: Option<&[KeptRecord]>) -> Driven {
         let outcome = self.drive(records);
-        let result = if outcome.is_ok() { self.take_result() } else { None };
-        self.account.turn(self.running.keys().copied(), []);
-        self.running.drain().for_each(|(_, running)| running.cancel.cancel());
-        for (environment, workers) in std::mem::take(&mut self.idle) {
-            let workers = workers.into_iter().map(ComponentWorkers::leave_run).collect();
-            self.application.keep(environment, workers);
-        }
-        let left: Vec<usize> = self.memories.keys().copied().collect();
-        left.into_iter().for_each(|memory| self.drop_memory(memory));
-        for (memory, thread) in std::mem::take(&mut self.leaving) {
-            if let Ok(used) = thread.join() {
-                self.uses.count_memory(memory, used);
-            }
-        }
-        self.tell_states();
-        drop(self.reporter);
-        let is_left = self.journal.is_detached()
-            && outcome.as_ref().is_err_and(|error| is_outage(error.code) || is_set(self.leaves));
-        if is_left && is_set(self.leaves) {
-            // What is not stored is executed again by the process that continues the run.
-            let _ = self.journal.flush();
-        }
-        // The entries of a run that has failed are not needed; those of another are stored.
-        self.journal.stop_writing();
-        if let Err(error) = &outcome {
-            self.log.note("", format!("{}: {error}", if is_left { "left" } else { "ended" }));
-        }
-        let notes = self.log.notes();
-        let (uses, points) = self.uses.finish();
-        match is_left {
-            true => {
-                let (run, components) = (self.journal.run().to_owned(), uses.clone());
-                let epoch = self.lease.epoch();
-                // Without this report, the log lacks the latest events.
-                let report = ReportRunRequest { run, components, points, epoch, notes };
-                let _ = self.lease.manager().report_run(report);
-                self.lease.hand_back();
-            }
-            // If the store does not record the end, the run stays listed as running. A detached run is then taken by
-            // another process, which finds all of its records.
-            false => {
-                let components = uses.clone();
-                let _ = self.journal.end(RunEnd { outcome: &outcome, components, points, notes });
-            }
-        }
-        Driven { outcome, result, uses }
+        self.end(outcome)
     }
 
     /// Returns an error if this process is not to drive the run any more.
@@ -230,18 +187,6 @@ impl<'run> RunDriver<'run> {
     fn announce(&mut self, news: &News) {
         self.log.add(news);
         (self.news)(news);
-    }
-
-    /// Takes the run's result out of the run: its caller gives it back. `None` if nothing has accessed it.
-    fn take_result(&mut self) -> Option<RunResult> {
-        let graph = &self.application.graph;
-        let index = graph.result()?;
-        let component = self.memories.remove(&index)?;
-        drop(self.account.leave_memory(index));
-        self.uses.count_traffic(index, component.take_traffic());
-        let (memory, used) = component.hand_out();
-        self.uses.count_memory(index, used);
-        Some(RunResult { component: graph.components[index].name.clone(), memory: memory? })
     }
 
     fn drive(&mut self, records: Option<&[KeptRecord]>) -> Result<Vec<(usize, Outputs)>, Error> {

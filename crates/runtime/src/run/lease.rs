@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use crate::manager::ManagerClient;
 use crate::random::random_bits;
 
-/// Length of a lease, after which another process may take it from one that does not renew it.
+/// Time without a renewal after which another process may take the lease.
 const LEASE: Duration = Duration::from_millis(LEASE_MS);
 /// [`LEASE`] in milliseconds.
 pub(super) const LEASE_MS: u64 = 5_000;
