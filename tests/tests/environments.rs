@@ -416,7 +416,8 @@ fn lease_takes_process_that_has_imported_its_tenants_environment() {
         return;
     }
     let mut cluster = Cluster::start(ClusterPlan::default());
-    let options = ["--python", python().to_str().unwrap(), "--standby", "256MiB"];
+    let python = python();
+    let options = ["--python", python.to_str().unwrap(), "--standby", "256MiB"];
     cluster.add_agent_with(LentCores::cores(1), &options);
     let [mut alice, mut mallory] = ["alice", "mallory"].map(|tenant| connect(&cluster.user(tenant)));
     environment(&alice, "science", &[WheelBuilder::new("beta", "1.0").file("beta.py", SAYS_WHEN)]);

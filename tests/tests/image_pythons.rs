@@ -463,7 +463,7 @@ fn lease_takes_the_images_python_that_waits_for_its_tenant() {
     await_standby();
     assert_eq!(when(), "ahead");
     await_standby();
-    assert_runs_in_image(&platform, "app");
+    assert_runs_in_image(&platform, "app", &packed().version);
     assert!(templates(&platform).is_empty(), "no template executes an image that is not trusted");
 }
 

@@ -1,6 +1,7 @@
 //! Drives a run: executes the steps that [`RunProgress`] decides on, one after the other, and reports events to it.
 
 mod end;
+mod preparation;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,8 +30,6 @@ use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep}
 use super::report::RunReporter;
 use super::uses::{Now, Uses, micros};
 use super::workers::ComponentWorkers;
-
-mod preparation;
 
 /// Sampling interval for the usage of memory components.
 const SAMPLE: Duration = Duration::from_millis(50);
