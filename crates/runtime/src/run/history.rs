@@ -9,8 +9,24 @@ use std::collections::VecDeque;
 use sublet_proto::graph::{Compute, Graph, MemoryNeed};
 use sublet_proto::v1::{ComponentUse, RunInfo};
 
-use super::sizes::{self, EarlierUsage, HISTORY_RUNS, Sizes};
+use super::sizes::{self, EarlierUsage, HISTORY_RUNS, Sizes, SwapUsage};
+use super::swapping::is_swap_space;
 use crate::manager::ManagerClient;
+
+impl Past {
+    /// Use of the swap space of a compute component. `None` if the component did not have any.
+    fn swap_of(&self, used: &ComponentUse) -> Option<SwapUsage> {
+        let name = used.component.as_str();
+        let mut spaces = self.components.iter().filter(|of| is_swap_space(&of.component, name)).peekable();
+        spaces.peek()?;
+        let channels = used.channels.iter().filter(|channel| is_swap_space(&channel.memory, name));
+        let returned = channels.map(|channel| channel.traffic.map_or(0, |traffic| traffic.read_bytes));
+        Some(SwapUsage {
+            swapped_bytes: spaces.map(|space| space.used_bytes).fold(0, u64::saturating_add),
+            returned_bytes: returned.fold(0, u64::saturating_add),
+        })
+    }
+}
 
 /// The latest first.
 #[derive(Default)]
@@ -50,15 +66,17 @@ impl RunHistory {
     /// The memory for each worker of a compute component that begins for the `attempt`-th time, in bytes. `None` leaves
     /// it to the managers.
     pub(super) fn worker(&self, name: &str, of: &Compute, attempt: u32) -> Option<u64> {
-        let known = self.of(name).filter(|(_, used)| used.used_bytes > 0 && used.instances > 0);
-        let worked = known.filter_map(|(has_ended_well, used)| {
+        let worked = self.runs.iter().filter_map(|run| {
+            let used = run.components.iter().find(|used| used.component == name)?;
             let worked = EarlierUsage {
                 allocated_bytes: used.allocated_bytes,
                 used_bytes: used.used_bytes,
                 instances: used.instances,
+                swap: run.swap_of(used),
             };
             // A failed run counts if its component failed for lack of memory.
-            (has_ended_well || worked.is_short()).then_some(worked)
+            let counts = run.has_ended_well || worked.is_short();
+            (counts && used.used_bytes > 0 && used.instances > 0).then_some(worked)
         });
         // A component that cannot be executed a second time needs enough memory the first time.
         let attempt = if of.has_external_effects { attempt.max(2) } else { attempt };

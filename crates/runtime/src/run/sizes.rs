@@ -8,7 +8,7 @@
 //!
 //! A worker's memory cannot grow. So a worker gets a quarter more than any of the latest runs needed, except the one
 //! that needed most if there are enough others. If that is too little and the component begins again, it gets more than
-//! all needed.
+//! all needed. A worker with swap space needs more only if swapped data returned: then as much as all of its data.
 
 use std::iter;
 
@@ -111,12 +111,26 @@ fn size_of(bytes: u64) -> u64 {
     sizes().find(|&size| size >= bytes).unwrap_or(MAX_MEMORY_BYTES)
 }
 
+/// Memory of an instance, with swap space, up to which it does not get more for swapping often (Scad 4.3.1).
+const SMALL_BYTES: u64 = 256 << 20;
+
+/// Use of the swap space of a compute component's instances in an earlier run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SwapUsage {
+    /// Size of the swapped data.
+    pub(super) swapped_bytes: u64,
+    /// Swapped data that the instances touched again.
+    pub(super) returned_bytes: u64,
+}
+
 /// Memory and usage of a compute component's instances in an earlier run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlierUsage {
     pub(super) allocated_bytes: u64,
     pub(super) used_bytes: u64,
     pub(super) instances: u32,
+    /// `None` if the component had no swap space.
+    pub(super) swap: Option<SwapUsage>,
 }
 
 impl EarlierUsage {
@@ -128,8 +142,22 @@ impl EarlierUsage {
     /// The number of bytes that an instance needed.
     fn needed(self) -> u64 {
         let instances = u64::from(self.instances.max(1));
-        let EarlierUsage { allocated_bytes, used_bytes, .. } = self;
-        (if self.is_short() { allocated_bytes.saturating_mul(2) } else { used_bytes }).div_ceil(instances)
+        let EarlierUsage { allocated_bytes, used_bytes, swap, .. } = self;
+        let needed = match swap {
+            Some(SwapUsage { swapped_bytes, returned_bytes }) => {
+                let peak = used_bytes.saturating_add(swapped_bytes);
+                let is_often = swapped_bytes > 0 && returned_bytes >= swapped_bytes / 2;
+                match is_often && peak.div_ceil(instances) > SMALL_BYTES {
+                    // With the quarter more that a worker gets, three quarters of its memory hold all data.
+                    true => peak.saturating_add(peak.div_ceil(15)),
+                    // Memory that was full is no sign, as the rest is swapped.
+                    false => used_bytes,
+                }
+            }
+            None if self.is_short() => allocated_bytes.saturating_mul(2),
+            None => used_bytes,
+        };
+        needed.div_ceil(instances)
     }
 }
 
@@ -162,7 +190,30 @@ mod tests {
     }
 
     fn worked(used_bytes: u64, allocated_bytes: u64) -> EarlierUsage {
-        EarlierUsage { allocated_bytes, used_bytes, instances: 1 }
+        EarlierUsage { allocated_bytes, used_bytes, instances: 1, swap: None }
+    }
+
+    #[test]
+    fn a_worker_that_swaps_often_gets_memory_for_all_data() {
+        let swapped = |swapped: u64, returned: u64, run: EarlierUsage| {
+            let swap = SwapUsage { swapped_bytes: swapped * MIB, returned_bytes: returned * MIB };
+            EarlierUsage { swap: Some(swap), ..run }
+        };
+        let full = worked(120 * MIB, 128 * MIB);
+        assert_eq!(worker(&[swapped(900, 2000, full)], 1), Some(1536 * MIB), "4/3 of 1020 MiB, rounded up");
+        assert_eq!(worker(&[swapped(900, 100, full)], 1), Some(192 * MIB), "what was swapped stayed away");
+        assert_eq!(worker(&[swapped(100, 2000, full)], 1), Some(192 * MIB), "the component is small");
+        let four = EarlierUsage { instances: 4, ..swapped(900, 2000, full) };
+        assert_eq!(worker(&[four], 1), None, "each instance is small");
+        // With more memory it does not swap, and its size stays.
+        let fits = swapped(0, 0, worked(1100 * MIB, 1536 * MIB));
+        assert_eq!(worker(&[fits, swapped(900, 2000, full)], 1), Some(1536 * MIB));
+        let most = EarlierUsage { allocated_bytes: u64::MAX, ..swapped(0, 0, worked(u64::MAX, 1)) };
+        let most = EarlierUsage {
+            swap: Some(SwapUsage { swapped_bytes: u64::MAX, returned_bytes: u64::MAX }),
+            ..most
+        };
+        assert_eq!(worker(&[most], 1), Some(MAX_MEMORY_BYTES), "a record may say anything");
     }
 
     #[test]
@@ -238,7 +289,7 @@ mod tests {
         assert_eq!(worker(&runs, 1), Some(768 * MIB));
         assert!(worker(&runs, 2).unwrap() >= 80 << 30, "once it was lost, all that there was counts");
         assert_eq!(worker(&runs[1..3], 1), Some(768 * MIB));
-        let two = EarlierUsage { allocated_bytes: 1024 * MIB, used_bytes: 600 * MIB, instances: 2 };
+        let two = EarlierUsage { instances: 2, ..worked(600 * MIB, 1024 * MIB) };
         assert_eq!(worker(&[two], 1), Some(384 * MIB), "each of the instances");
         assert_eq!(worker(&[worked(60 * MIB, 128 * MIB)], 1), None, "what it gets anyway is more");
     }

@@ -71,6 +71,12 @@ fn let_all_swap(graph: &mut Graph) {
     }
 }
 
+/// Whether a memory component is swap space of this compute component.
+pub(super) fn is_swap_space(memory: &str, of: &str) -> bool {
+    let number = memory.strip_prefix(of).and_then(|rest| rest.strip_prefix(OF));
+    number.is_some_and(|number| number.is_empty() || number.starts_with('/'))
+}
+
 /// The first instance of the process that swaps to a memory component. `None` if the component is not swap space.
 pub(super) fn instance_of(graph: &Graph, memory: usize) -> Option<u32> {
     let (_, number) = graph.components[memory].name.split_once(OF)?;
@@ -96,6 +102,8 @@ mod tests {
         let driven = with_swap_space(&graph);
         let names: Vec<&str> = driven.components[3..].iter().map(|of| of.name.as_str()).collect();
         assert_eq!(names, ["large/swap", "large/swap/1", "large/swap/2"]);
+        assert!(names.iter().all(|name| is_swap_space(name, "large") && !is_swap_space(name, "larg")));
+        assert!(!is_swap_space("large/swapped", "large") && !is_swap_space("large", "large"));
         let limits: Vec<u64> =
             driven.components[3..].iter().map(|of| of.memory().unwrap().limit_bytes).collect();
         assert_eq!(limits, [3 << 28, 2 << 28, 1 << 28]);
