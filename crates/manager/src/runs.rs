@@ -11,6 +11,7 @@
 
 mod check;
 mod drive;
+mod latest;
 mod lease;
 #[cfg(test)]
 mod tests;
@@ -40,9 +41,6 @@ const CHANGES: usize = 16;
 /// Runs that are listed by default, and at most.
 const DEFAULT_RUNS: u32 = 100;
 const MAX_RUNS: u32 = 10_000;
-/// Pages, and records of a page, in which the latest runs of a graph are searched.
-const LATEST_PAGES: usize = 4;
-const LATEST_RECORDS: usize = 64;
 
 /// The runs of a store.
 pub(crate) struct StoreRuns {
@@ -316,35 +314,6 @@ impl StoreRuns {
             let input = input.map(|input| input.output).unwrap_or_default();
             let (info, RunReport { points, notes, .. }) = with_report(store, info)?;
             Ok(RunPage { info: Some(info), input, entries: entries.items, points, notes })
-        };
-        self.database.with(read).await
-    }
-
-    /// Returns the latest runs of a graph's version that succeeded, the newest first, out of the tenant's latest 256 runs.
-    pub(crate) async fn succeeded(
-        &self,
-        tenant: &str,
-        digest: &str,
-        limit: usize,
-    ) -> Result<Vec<RunInfo>, Error> {
-        let (prefix, digest) = (format!("{}{tenant}/", keys::RUN), digest.to_owned());
-        let read = move |store: &mut dyn Store| {
-            let (mut runs, mut before) = (Vec::new(), None::<String>);
-            for _ in 0..LATEST_PAGES {
-                let page = store.scan_back(&prefix, before.as_deref(), LATEST_RECORDS)?;
-                let Some(last) = page.last() else { break };
-                before = Some(last.key.clone());
-                for record in &page {
-                    let info: RunInfo = decode("a stored run", &record.value)?;
-                    if info.digest == digest && info.ended_unix_ms != 0 && info.code == 0 {
-                        runs.push(info);
-                    }
-                    if runs.len() == limit {
-                        return Ok(runs);
-                    }
-                }
-            }
-            Ok(runs)
         };
         self.database.with(read).await
     }

@@ -13,6 +13,17 @@ use super::sizes::{self, EarlierUsage, HISTORY_RUNS, Sizes, SwapUsage};
 use super::swapping::is_swap_space;
 use crate::manager::ManagerClient;
 
+/// The latest first.
+#[derive(Default)]
+pub(super) struct RunHistory {
+    runs: VecDeque<Past>,
+}
+
+struct Past {
+    has_ended_well: bool,
+    components: Vec<ComponentUse>,
+}
+
 impl Past {
     /// Use of the swap space of a compute component. `None` if the component did not have any.
     fn swap_of(&self, used: &ComponentUse) -> Option<SwapUsage> {
@@ -26,17 +37,6 @@ impl Past {
             returned_bytes: returned.fold(0, u64::saturating_add),
         })
     }
-}
-
-/// The latest first.
-#[derive(Default)]
-pub(super) struct RunHistory {
-    runs: VecDeque<Past>,
-}
-
-struct Past {
-    has_ended_well: bool,
-    components: Vec<ComponentUse>,
 }
 
 impl RunHistory {
