@@ -5,7 +5,6 @@ import copy
 import functools
 import inspect
 import json
-import pickle
 import shutil
 import tempfile
 import threading
@@ -134,11 +133,15 @@ class App:
     def _branches(self):
         """The functions of components that trigger another one together, with their numbers in the order of the edges."""
         functions = {part["name"]: part["function"] for part in self.graph["components"] if part.get("type") == "compute"}
-        before = {}
+        before, chosen = {}, set()
         for edge in self.graph.get("edges", ()):
             if edge.get("type") == "trigger" and edge.get("from") in functions:
                 before.setdefault(edge["to"], []).append(functions[edge["from"]])
-        return {function: number for together in before.values() if len(together) > 1 for number, function in enumerate(together)}
+                if "when" in edge or "otherwise" in edge:
+                    # Of components of which one is chosen, one is executed.
+                    chosen.add(edge["to"])
+        joined = [together for to, together in before.items() if len(together) > 1 and to not in chosen]
+        return {function: number for together in joined for number, function in enumerate(together)}
 
     def deploy(self):
         """Deploys the current graph, if the managers do not have it; returns its `Application`."""

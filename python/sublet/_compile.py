@@ -20,40 +20,16 @@ import textwrap
 import types
 
 from . import _errors, _package
-from ._flow import Flow, Refused
+from ._cut import Cut
+from ._flow import Refused
 from ._reads import only_reads
 from ._regions import REMOTE
 from ._sizes import bytes_of
-from ._split import parallel, split
-from .components import ARGUMENTS
+from .components import ARGUMENTS, choice
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
 _PLAIN = frozenset(["bool", "int", "float", "complex"])
-_OPTIONS = ("name", "parallelism", "cores", "memory", "pu", "external_effects", "swap")
-_BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
-
-
-class Part:
-    """The statements between two splits."""
-
-    def __init__(self, statements, options, node, block=None):
-        self.statements = statements
-        #: Options of the call of `split`.
-        self.options = options
-        #: Syntax node at which the part begins.
-        self.node = node
-        #: Block of parts that are executed at the same time, if it is in one.
-        self.block = block
-        self.flow = Flow(statements)
-        #: Name of the function that the part becomes.
-        self.name = None
-        #: Variables that the part gets, those of them that may have no value, and those that it returns.
-        self.gets = ()
-        self.perhaps = frozenset()
-        self.leaves = ()
-        #: Whether the part surely changes nothing of what it gets.
-        self.only_reads = False
 
 
 class Function:
@@ -101,115 +77,14 @@ class Compiled:
         try:
             if not isinstance(node, ast.FunctionDef):
                 raise Refused(node, "an application is a function, and no coroutine" if "Async" in type(node).__name__ else "an application is a def")
-            self.parts = self._cut(node)
+            self.parts = Cut(self.source, node).parts
             self._relate(node)
         except Refused as refused:
             raise self.source.refusal(refused.node, refused.why) from None
 
-    # Cutting.
-
-    def _cut(self, node):
-        body = list(node.body)
-        if ast.get_docstring(node, clean=False) is not None:
-            body = body[1:]
-        parts, statements, options, begin = [], [], {}, node
-        for statement in body:
-            called = self._split_of(statement)
-            if self._is_parallel(statement):
-                if not statements:
-                    raise Refused(statement, "there is nothing to be executed before this block")
-                parts += [Part(statements, options, begin), *self._branches(statement)]
-                statements, options, begin = [], {}, statement
-                continue
-            if called is None:
-                self._check_no_split(statement)
-                statements.append(statement)
-                continue
-            if statements:
-                parts.append(Part(statements, options, begin))
-            elif begin is not node and not isinstance(begin, ast.With):
-                raise Refused(statement, "there is nothing between this split and the one before")
-            statements, options, begin = [], self._options(called), statement
-        if not statements:
-            what = "block" if isinstance(begin, ast.With) else "split"
-            raise Refused(begin, "there is nothing to be executed here" if begin is node else f"there is nothing behind this {what}")
-        parts.append(Part(statements, options, begin))
-        return parts
-
-    def _is_parallel(self, statement):
-        """Whether a statement is `with sublet.parallel():`."""
-        if not isinstance(statement, ast.With):
-            return False
-        called = [item.context_expr for item in statement.items]
-        if not any(isinstance(node, ast.Call) and self._is(node.func, parallel) for node in called):
-            return False
-        if len(called) > 1 or called[0].args or called[0].keywords or statement.items[0].optional_vars is not None:
-            raise Refused(statement, "`with sublet.parallel():` has no arguments, and is alone")
-        return True
-
-    def _branches(self, block):
-        """The parts of a block, which are executed at the same time."""
-        parts, statements, options, begin = [], [], {}, block.body[0]
-        for statement in block.body:
-            called = self._split_of(statement)
-            if called is None:
-                self._check_no_split(statement)
-                statements.append(statement)
-                continue
-            if statements:
-                parts.append(Part(statements, options, begin, block))
-            elif statement is not block.body[0]:
-                raise Refused(statement, "there is nothing between this split and the one before")
-            statements, options, begin = [], self._options(called), statement
-        if not statements:
-            raise Refused(begin, "there is nothing behind this split")
-        parts.append(Part(statements, options, begin, block))
-        if len(parts) == 1:
-            raise Refused(block, "a block of one component: nothing is executed at the same time")
-        return parts
-
-    def _is(self, node, function):
-        """Whether an expression is the name of this function."""
-        try:
-            if isinstance(node, ast.Name):
-                return self.source.value(node.id) is function
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                return getattr(self.source.value(node.value.id), node.attr, None) is function
-        except KeyError:
-            pass
-        return False
-
-    def _split_of(self, statement):
-        """The call, if a statement is a split."""
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and self._is(statement.value.func, split):
-            return statement.value
-        return None
-
-    def _check_no_split(self, statement):
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.Name, ast.Attribute)) and self._is(node, parallel):
-                raise Refused(node, "a block of parallel components has to be a statement of the function's own body")
-            if isinstance(node, (ast.Name, ast.Attribute)) and self._is(node, split):
-                around = next((kind for kind in _BLOCKS if isinstance(statement, kind)), None)
-                if around is not None:
-                    raise Refused(node, f"a split within `{around.__name__.lower()}`: it has to be a statement of the function's own body")
-                raise Refused(node, "a split has to be a statement of the function's own body")
-
-    def _options(self, call):
-        """Returns the options of a split, whose values must be known when the application is compiled."""
-        found = {}
-        if len(call.args) > 1 or any(isinstance(argument, ast.Starred) for argument in call.args):
-            raise Refused(call, "a split has one positional argument, the component's name")
-        named = [("name", argument) for argument in call.args] + [(said.arg, said.value) for said in call.keywords]
-        for name, expression in named:
-            if name not in _OPTIONS or name in found:
-                raise Refused(expression, f"a split has no option {name}, or has it twice" if name else "the options of a split have to be named")
-            found[name] = self._known_now(expression, name)
-        return found
-
     def _names_place(self, part):
         """Whether a part names a place of remote arrays, or a function that one decorates."""
-        for statement in part.statements:
+        for statement in (*part.statements, *part.conditions):
             for node in ast.walk(statement):
                 if isinstance(node, (ast.Name, ast.Attribute)) and _is_place(self._value(node)):
                     return True
@@ -231,19 +106,6 @@ class Compiled:
         """The value of a global; None for a variable."""
         return None if name in self.variables else self.source.value(name)
 
-    def _known_now(self, expression, name):
-        names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-        space = {"__builtins__": {}}
-        for used in names:
-            try:
-                space[used] = self.source.value(used)
-            except KeyError:
-                raise Refused(expression, f"{name} of a split has to be known before the application runs, and {used} is not") from None
-        try:
-            return eval(compile(ast.Expression(expression), self.source.file, "eval"), space)
-        except Exception as error:
-            raise Refused(expression, f"{name} of a split has to be known before the application runs: {error}") from None
-
     # Relating.
 
     def _relate(self, node):
@@ -253,30 +115,20 @@ class Compiled:
         annotated = [found for found in ast.walk(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
         self.plain |= {found.target.id for found in annotated if _is_plain(found.annotation)}
         self._name_parts(node)
-        # Variables that may have a value, and variables that surely have one, before each part.
-        maybe, surely = [set(parameters)], [set(parameters)]
-        for part in parts:
-            flow = part.flow
-            maybe.append(maybe[-1] | flow.changed)
-            surely.append((surely[-1] - flow.deleted) | flow.set)
-        self.variables = maybe[-1]
-        live = [set() for _ in range(len(parts) + 1)]
-        for number in reversed(range(len(parts))):
-            flow = parts[number].flow
-            live[number] = (flow.read | (live[number + 1] - flow.set)) & maybe[number]
+        maybe, surely, live = self._lives(set(parameters))
         for number, part in enumerate(parts):
-            flow, out = part.flow, live[number + 1]
-            gets = flow.read & maybe[number]
+            flow, out = part.flow, live[part]
+            gets = flow.read & maybe[part]
             # A part that sets a variable only in some cases also gets it, and otherwise hands it on unchanged.
-            gets |= {name for name in out & flow.changed - flow.set if name in maybe[number]}
+            gets |= {name for name in out & flow.changed - flow.set if name in maybe[part]}
             part.gets = tuple(sorted(gets))
-            part.perhaps = frozenset(gets - surely[number])
+            part.perhaps = frozenset(gets - surely[part])
             known = gets | flow.changed | (set(parameters) if number == 0 else set())
             part.leaves = tuple(sorted(out & known))
-            part.unsure = any(name not in surely[number + 1] for name in part.leaves)
+            part.unsure = any(name not in (surely[part] - flow.deleted) | flow.set for name in part.leaves)
             self._check_captured(number)
             self._check_parallel(number)
-            part.only_reads = number > 0 and only_reads(part.statements, gets - self.plain, self._global)
+            part.only_reads = number > 0 and only_reads([*part.statements, *part.conditions], gets - self.plain, self._global)
         for block in {id(part.block): part.block for part in parts if part.block is not None}.values():
             self._check_block(block, live)
         self.handed_on = sorted({name for part in parts for name in part.leaves})
@@ -327,7 +179,7 @@ class Compiled:
         for part in self.parts:
             part.name = _package.identifier(part.component, named)
             named.add(part.name)
-        self.helpers = {helper: _package.identifier(helper, named) for helper in ("component", "result", "unbound")}
+        self.helpers = {helper: _package.identifier(helper, named) for helper in ("choice", "component", "result", "unbound")}
 
     def _check_captured(self, number):
         """Refuses functions that refer to a variable set behind a split: they would see an old value."""
@@ -348,6 +200,8 @@ class Compiled:
             raise Refused(part.node, f"parallelism is {parallelism!r}: a number from 1 to 1024 was expected")
         if parallelism == 1:
             return
+        if part.conditions:
+            raise Refused(part.node, "a component of several instances is before an `if` whose branches have splits: split between them")
         if number == len(self.parts) - 1:
             raise Refused(part.node, "the last component has several instances: split behind it, so that one continues when all are done")
         for statement in part.statements:
@@ -360,10 +214,26 @@ class Compiled:
             place = next((found for statement in part.statements for found in ast.walk(statement) if _sets(found, name)), part.node)
             raise Refused(place, f"each of the {parallelism} instances sets {name}, which is read behind the next split: let them write to the elements of an array")
 
+    def _lives(self, parameters):
+        """For each part the variables that may have a value before it, those that surely have one, and those that are read behind it."""
+        maybe, surely = {}, {}
+        for part in self.parts:
+            before = [(maybe[one] | one.flow.changed, (surely[one] - one.flow.deleted) | one.flow.set) for one in part.before]
+            before = before or [(parameters, parameters)]
+            maybe[part] = set().union(*(values for values, _ in before))
+            surely[part] = set.intersection(*(set(values) for _, values in before))
+        self.variables = parameters.union(*(part.flow.changed for part in self.parts))
+        live = {part: set() for part in self.parts}
+        for part in reversed(self.parts):
+            needed = (part.flow.read | (live[part] - part.flow.set)) & maybe[part]
+            for one in part.before:
+                live[one] |= needed
+        return maybe, surely, live
+
     def _check_block(self, block, live):
         """Refuses parts that are not independent of those that are executed at the same time."""
         numbers = [number for number, part in enumerate(self.parts) if part.block is block]
-        behind = live[numbers[-1] + 1]
+        behind = live[self.parts[numbers[-1]]]
         for number in numbers:
             part = self.parts[number]
             returned = next((found for statement in part.statements for found in _returns(statement)), None)
@@ -403,8 +273,8 @@ class Compiled:
             if resources:
                 component["resources"] = resources
             components.append(component)
-            for before in self._before(number):
-                edges.append({"type": "trigger", "from": before.component, "to": part.component})
+            for before, condition in part.triggers:
+                edges.append({"type": "trigger", "from": before.component, "to": part.component, **_fires(condition)})
         for name in self.memories:
             components.append({"name": name, "type": "memory"})
             for number, part in enumerate(self.parts):
@@ -426,14 +296,6 @@ class Compiled:
             edges += [{"type": "access", "from": part.component, "to": self.result, "rights": "write"} for part in returning]
         return {"version": 1, "name": self.name, "components": components, "edges": edges}
 
-    def _before(self, number):
-        """The parts that trigger a part: the one before it, or all of a block."""
-        parts, block = self.parts[:number], self.parts[number].block
-        while block is not None and parts and parts[-1].block is block:
-            parts = parts[:-1]
-        last = parts[-1:]
-        return [part for part in parts if part.block is not None and part.block is last[0].block] or last
-
     def names(self):
         """The names that are no variables: globals, or what the function closes over, or builtins."""
         named = set().union(*(part.flow.named for part in self.parts))
@@ -443,7 +305,8 @@ class Compiled:
 
     def text(self, named):
         """The source of the components, which come so to what they name."""
-        uses = ["component", "result", *(["unbound"] if any(part.perhaps for part in self.parts) else [])]
+        uses = ["choice"] if any(part.conditions for part in self.parts) else []
+        uses += ["component", "result", *(["unbound"] if any(part.perhaps for part in self.parts) else [])]
         uses = [f"{use} as {self.helpers[use]}" if self.helpers[use] != use else use for use in uses]
         where = f"{self.source.file.rpartition('/')[2]}, line {self.source.first + self.source.node.lineno - 1}"
         head = [f'"""The components of {self.name}, compiled from {where}. graph.json says how they are related."""', ""]
@@ -475,8 +338,13 @@ class Compiled:
             return f"    return {self.helpers['result']}(None)"
         if part.unsure:
             listed = ", ".join(map(repr, part.leaves))
-            return f"    return {{name: value for name, value in locals().items() if name in ({listed},)}}"
-        return "    return {" + ", ".join(f'"{name}": {name}' for name in part.leaves) + "}"
+            left = f"{{name: value for name, value in locals().items() if name in ({listed},)}}"
+        else:
+            left = "{" + ", ".join(f'"{name}": {name}' for name in part.leaves) + "}"
+        if not part.conditions:
+            return f"    return {left}"
+        chosen = "".join(f"{number} if {ast.unparse(condition)} else " for number, condition in enumerate(part.conditions))
+        return f"    return {self.helpers['choice']}({chosen}-1, {left})"
 
     def _body(self, part):
         """The statements as they were written, if that can be done, with their comments."""
@@ -529,6 +397,13 @@ def _arguments(arguments):
 
 def _parameters(arguments):
     return [argument.arg for argument in _arguments(arguments)]
+
+
+def _fires(condition):
+    """When a trigger fires, as the fields of its edge."""
+    if condition is None:
+        return {}
+    return {"otherwise": True} if condition < 0 else {"when": choice.text(condition)}
 
 
 def _is_place(value):

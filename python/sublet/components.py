@@ -24,10 +24,12 @@ from ._channel import instance, instances
 from ._leaving import Leaving
 from ._regions import REMOTE, Contents, RunMemory
 
-__all__ = ["component", "result", "unbound"]
+__all__ = ["choice", "component", "result", "unbound"]
 
 # Start of each message; the last byte is the version of the format.
 MAGIC = b"sublet app \x80\x02"
+# Start of a message that chooses the next component.
+CHOICE = b"sublet choice "
 # Maximum size of a component's message, in bytes.
 MOST_BYTES = 256 << 10
 # Maximum size of a pickled result in a message, in bytes, which leaves space for what the components have printed.
@@ -64,6 +66,21 @@ class result:
 
     def __init__(self, value=None):
         self.value = value
+
+
+class choice:
+    """What a component leaves that chooses the next one, by the number of the condition that holds; -1 if none does."""
+
+    __slots__ = ("number", "left")
+
+    def __init__(self, number, left):
+        self.number = number
+        self.left = left
+
+    @staticmethod
+    def text(number):
+        """How the message begins by which triggers of the graph choose."""
+        return f"sublet choice {number}\n"
 
 
 def component(function):
@@ -112,6 +129,8 @@ class State:
         """Decodes a message, or those of several components and instances, of which the first one has what they did not change."""
         if not data:
             raise _errors.InvalidArgument("components of an application need the message of another component, and got an empty one")
+        if data.startswith(CHOICE):
+            data = data[data.index(b"\n") + 1 :]
         if not data.startswith(MAGIC):
             first, *others = [State.of(output, loads) for output in _outputs(data)]
             first.join(others)
@@ -126,7 +145,7 @@ def _outputs(data):
         length = int.from_bytes(data[at : at + 8], "little")
         found.append(data[at + 8 : at + 8 + length])
         at += 8 + -(-length // 8) * 8
-    if at != len(data) or not all(output.startswith(MAGIC) for output in found):
+    if at != len(data) or not all(output.startswith((MAGIC, CHOICE)) for output in found):
         raise _errors.InvalidArgument("the input is not a message of a component of an application")
     return found
 
@@ -169,6 +188,9 @@ class _Execution:
         if isinstance(left, result):
             self._check_alone(is_one_of_many or branch is not None)
             return self._message(State(returned=self._returned(left.value), printed=printed), "returns a value of")
+        text = ""
+        if isinstance(left, choice):
+            text, left = choice.text(left.number), left.left
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
@@ -176,7 +198,7 @@ class _Execution:
         self._memory.write_back()
         bundles, changed = self._left(left, loaded, others, before)
         kept = {"access": state.access, "branches": state.branches} if is_first else {}
-        return self._message(State(bundles=bundles if is_first else (), changed=changed, printed=printed, **kept), "passes on")
+        return self._message(State(bundles=bundles if is_first else (), changed=changed, printed=printed, **kept), "passes on", text)
 
     def _load(self):
         """Loads the variables of this component and those in the same pickles; returns also the bundles of the others."""
@@ -266,8 +288,8 @@ class _Execution:
         leaving = Leaving(self._memory, self._name, {CALLER: frozenset([home])}, self._state.access, ())
         return leaving.bundles({home: value})[0]
 
-    def _message(self, state, does):
-        message = state.to_bytes()
+    def _message(self, state, does, text=""):
+        message = text.encode() + state.to_bytes()
         if len(message) > MOST_BYTES:
             text = f"component {self._name} {does} {len(message)} bytes outside of its memory components, more than {MOST_BYTES}"
             raise _errors.InvalidArgument(text)

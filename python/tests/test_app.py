@@ -501,7 +501,7 @@ def test_memory_of_a_variable_that_is_lost_is_no_value():
 
 REFUSED = {
     "a split within `for`": "for x in y:\n    sublet.split()",
-    "a split within `if`": "if y:\n    pass\nelse:\n    sublet.split()",
+    "a split within `while`": "while y:\n    pass\nelse:\n    sublet.split()",
     "a split within `try`": "try:\n    sublet.split()\nfinally:\n    pass",
     "has to be a statement of the function's own body": "def inner():\n    sublet.split()",
     "has to be a statement": "x = sublet.split()",

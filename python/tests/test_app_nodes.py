@@ -217,6 +217,30 @@ def test_an_operation_that_remote_arrays_lack_is_named(apart):
         spread(apart, decomposed)(LARGE)
 
 
+def fails(n):
+    print("begins")
+    table = numpy.zeros(n)
+    sublet.split("divides")
+    print("divides", table.size)
+    try:
+        return 1 // int(table.sum())
+    except ZeroDivisionError as error:
+        raise LookupError("nothing", n) from error
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_a_failure_keeps_its_class_its_cause_the_lines_of_the_source_and_what_was_printed(apart, count, capsys):
+    with pytest.raises(LookupError) as raised:
+        spread(apart, fails)(count)
+    error = raised.value
+    assert type(error) is LookupError and error.args == ("nothing", count)
+    assert type(error.__cause__) is ZeroDivisionError
+    text = error.__cause__.__cause__.text
+    assert "in divides\n" in text and "return result(1 // int(table.sum()))" in text and 'raise LookupError("nothing", n) from error' in text
+    assert any(note.startswith("in component divides (") for note in error.__notes__)
+    assert capsys.readouterr().out == f"begins\ndivides {count}\n"
+
+
 # Without nodes.
 
 

@@ -1,7 +1,5 @@
 """Components of an application that are executed at the same time: they come to the same as the function itself."""
 
-import collections
-import inspect
 import sys
 import textwrap
 
@@ -10,7 +8,6 @@ import pytest
 
 import sublet
 from sublet._compile import Compiled
-from writer import Writer, ended
 
 
 @pytest.fixture(autouse=True)
@@ -155,84 +152,3 @@ def test_a_block_that_means_something_else_is_refused(why, tmp_path, monkeypatch
     with pytest.raises(SyntaxError, match=why) as found:
         sublet.app(refused_block.f)
     assert found.value.filename == str(tmp_path / "refused_block.py") and found.value.lineno >= 4
-
-
-class Blocks(Writer):
-    """Writes programs with blocks, whose parts mostly set different variables."""
-
-    names = "abcde"
-
-    def name(self):
-        return self.random.choice(self.names)
-
-    def statement(self, depth, indent):
-        before = len(self.lines)
-        super().statement(depth, indent)
-        # A part of a block does not return, and what a function refers to is not set later.
-        while self.names != "abcde" and any(word in line for line in self.lines[before:] for word in ("return", "lambda", "del ")):
-            del self.lines[before:]
-            super().statement(depth, indent)
-
-    def program(self, name):
-        self.lines = [f"def {name}(a, b=2, c=1, d=0):", "    budget = [None] * 20"]
-        for _ in range(self.random.randrange(1, 3)):
-            self.names = "abcde"
-            self.block(1, 1)
-            self.lines.append("    with sublet.parallel():")
-            for number, names in enumerate(self.random.choice([("ab", "cd"), ("a", "b", "cd"), ("ac", "db")])):
-                self.names = names
-                if number:
-                    self.lines.append("        sublet.split()")
-                self.block(1, 2)
-        self.names = "abcde"
-        self.block(1, 1)
-        self.lines.append("    return " + ", ".join("abcde"[: self.random.randrange(1, 6)]) + ",")
-        return "\n".join(self.lines) + "\n"
-
-
-def run_parts(application, *args):
-    """The parts by the graph: those of a block each with what there was before it."""
-    space = {}
-    exec(application.source, space)
-    edges = [edge for edge in application.graph["edges"] if edge["type"] == "trigger"]
-    parts = {part["name"]: part["function"] for part in application.graph["components"] if part["type"] == "compute"}
-    state = {name: {} for name in parts}
-    state[next(iter(parts))] = dict(inspect.signature(application.local.__self__._function).bind(*args).arguments)
-    for name, function in parts.items():
-        execute = space[function].__wrapped__
-        gets = inspect.signature(execute).parameters
-        left = execute(**{variable: state[name][variable] for variable in gets if variable in state[name]})
-        if type(left) is not dict:
-            return left.value
-        is_branch = any(sum(other["to"] == edge["to"] for other in edges) > 1 for edge in edges if edge["from"] == name)
-        # What a part alone does not hand on is not there any more.
-        kept = state[name] if is_branch else {variable: value for variable, value in state[name].items() if variable not in gets}
-        for edge in edges:
-            if edge["from"] == name:
-                before = {} if is_branch else state[edge["to"]]
-                state[edge["to"]] = {**before, **kept, **state[edge["to"]], **left}
-    raise AssertionError("no part has returned")
-
-
-def test_random_programs_with_blocks_come_to_the_same_as_the_whole(tmp_path, monkeypatch):
-    count = 400
-    text = "\n\n".join(Blocks(seed).program(f"program_{seed}") for seed in range(count))
-    (tmp_path / "programs_with_blocks.py").write_text(f"import contextlib\n\nimport sublet\n\n\n{text}")
-    monkeypatch.syspath_prepend(tmp_path)
-    import programs_with_blocks
-
-    outcomes = collections.Counter()
-    for seed in range(count):
-        program = getattr(programs_with_blocks, f"program_{seed}")
-        try:
-            application = sublet.app(program)
-        except SyntaxError as error:
-            said = ("is set behind a split", "at the same time", "may be deleted here")
-            assert any(what in str(error) for what in said), (str(error), inspect.getsource(program))
-            outcomes["refused"] += 1
-            continue
-        for a in range(4):
-            expected, found = ended(program, a), ended(run_parts, application, a)
-            assert repr(found) == repr(expected), (inspect.getsource(program), application.source, a)
-            outcomes["raised" if type(expected) is str else "returned"] += 1
-    assert outcomes["returned"] > count // 4 and outcomes["raised"] > count // 8, outcomes
