@@ -135,6 +135,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         Command::List { connection } => run::list(connection, output),
         Command::Remove { graph, connection } => remove(graph, connection, output),
         Command::Run(arguments) => run::run(arguments, output),
+        Command::Plan(arguments) => plan::run(arguments, output),
         Command::Resume(arguments) => run::resume(arguments, output),
         Command::Wait(arguments) => detached::wait(arguments, output),
         Command::Cancel(arguments) => detached::cancel(arguments, output),
