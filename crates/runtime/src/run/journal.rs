@@ -327,15 +327,15 @@ pub(super) struct RunEnd<'end> {
     pub(super) notes: Vec<RunNote>,
 }
 
+/// The outputs of components, by their names.
+type NamedOutputs = Vec<(String, Vec<Vec<u8>>)>;
+
 /// Returns the outputs of a detached run that has succeeded, from its journal's entries: for each of these components, in
 /// their order, what its instances returned last.
 ///
 /// # Errors
 /// `protocol` if the journal lacks one of them.
-pub(super) fn outputs_of(
-    names: &[String],
-    entries: Vec<JournalEntry>,
-) -> Result<Vec<(String, Vec<Vec<u8>>)>, Error> {
+pub(super) fn outputs_of(names: &[String], entries: Vec<JournalEntry>) -> Result<NamedOutputs, Error> {
     let (mut latest, mut outputs) = (HashMap::new(), Vec::new());
     for entry in entries {
         if entry.instance == 0 {

@@ -321,7 +321,7 @@ mod tests {
         }
         let expected = Traffic { writes: 6, written_bytes: 15, ..Traffic::default() };
         let channel = ChannelUse { memory: "m".to_owned(), traffic: Some(expected) };
-        assert_eq!(uses.components[0].channels, [channel.clone()]);
+        assert_eq!(uses.components[0].channels, std::slice::from_ref(&channel));
         uses.components[1].channels = vec![ChannelUse::default(); MAX_CHANNELS - 1];
         uses.count_traffic(1, TrafficByComponent::from([(0, moved), (1, moved)]));
         assert_eq!(uses.components[1].channels.len(), MAX_CHANNELS - 1, "the record is full");

@@ -108,13 +108,16 @@ mod tests {
 
     use super::*;
 
+    /// What a thread has collected.
+    type Shared<T> = Arc<Mutex<Vec<T>>>;
+
     fn entries(number: u64) -> Vec<JournalEntry> {
         vec![JournalEntry { number, ..JournalEntry::default() }]
     }
 
     /// A writer to a store that is full at the entry `full_at`, with the stored numbers and the reported errors.
-    fn writer(full_at: u64) -> (JournalWriter, Arc<Mutex<Vec<u64>>>, Arc<Mutex<Vec<Error>>>) {
-        let (stored, reported): (Arc<Mutex<Vec<u64>>>, Arc<Mutex<Vec<Error>>>) = Default::default();
+    fn writer(full_at: u64) -> (JournalWriter, Shared<u64>, Shared<Error>) {
+        let (stored, reported) = (Shared::<u64>::default(), Shared::<Error>::default());
         let (into, errors) = (stored.clone(), reported.clone());
         let store = move |entries: Vec<JournalEntry>| {
             if entries[0].number == full_at {
