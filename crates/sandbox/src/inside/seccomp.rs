@@ -31,12 +31,12 @@ const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP) as u32;
 const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 /// Asks of descriptors that concern the descriptor alone.
-const HARMLESS_IOCTLS: [u64; 6] =
+const HARMLESS_IOCTLS: [libc::Ioctl; 6] =
     [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
 /// Requests to `/dev/userfaultfd`, and to the descriptor that it makes (linux/userfaultfd.h), of a process that gets
 /// the device: make a descriptor; get its features; watch a range; put pages there, move, protect and discard them, and
 /// wake waiting threads.
-const FAULT_IOCTLS: [u64; 8] =
+const FAULT_IOCTLS: [u32; 8] =
     [0xaa00, 0xc018_aa3f, 0xc020_aa00, 0xc028_aa03, 0xc028_aa05, 0xc018_aa06, 0xc020_aa08, 0x8010_aa02];
 /// Families of which [`NetworkAccess::Host`] may make sockets: the internet's protocols, and the kernel's information on
 /// interfaces.
@@ -239,11 +239,11 @@ fn asking(network: NetworkAccess, devices: Devices) -> CallVerdict {
     if network == NetworkAccess::Host || devices == Devices::Gpu {
         return CallVerdict::Allow;
     }
-    let faults: &[u64] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
-    let allowed = HARMLESS_IOCTLS.iter().chain(faults);
+    let faults: &[u32] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
     #[expect(clippy::cast_possible_truncation, reason = "the kernel takes 32 bits of a request")]
-    let test = |&value: &u64| Test::Equal { argument: 1, value: value as u32 };
-    CallVerdict::AllowIf(allowed.map(test).collect())
+    let harmless = HARMLESS_IOCTLS.map(|request| request as u32);
+    let test = |value: u32| Test::Equal { argument: 1, value };
+    CallVerdict::AllowIf(harmless.into_iter().chain(faults.iter().copied()).map(test).collect())
 }
 
 fn by_network(network: NetworkAccess) -> Vec<(i64, CallVerdict)> {

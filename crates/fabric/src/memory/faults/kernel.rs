@@ -178,10 +178,15 @@ unsafe impl Ioctl for Poison {
     const NUMBER: u32 = both_ways(8, size_of::<Poison>());
 }
 
+/// The number of a call in the type that the C library has for it: musl's is signed, with the same bits.
+fn request(number: u32) -> libc::Ioctl {
+    number as libc::Ioctl
+}
+
 pub(super) fn call<C: Ioctl>(file: &OwnedFd, call: &mut C) -> Result<(), Errno> {
     // SAFETY: the number fits the type, which lives longer than the call. The calls act on pages of watched stretches
     // only: existing pages are not changed, but moved to the address that their owner names.
-    let done = unsafe { libc::ioctl(file.as_raw_fd(), C::NUMBER.into(), std::ptr::from_mut(call)) };
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), request(C::NUMBER), std::ptr::from_mut(call)) };
     if done < 0 { Err(last_error()) } else { Ok(()) }
 }
 
@@ -221,7 +226,7 @@ fn refused(error: &std::io::Error) -> FabricError {
 /// Makes the same descriptor as [`open`], by the device.
 pub(super) fn made_of(device: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
     // SAFETY: the call makes a descriptor and touches no memory.
-    let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW.into(), libc::O_CLOEXEC) };
+    let made = unsafe { libc::ioctl(device.as_raw_fd(), request(NEW), libc::O_CLOEXEC) };
     if made < 0 {
         return Err(refused(&last_error().into()));
     }
