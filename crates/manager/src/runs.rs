@@ -31,7 +31,7 @@ use crate::database::Database;
 use crate::reply::ReplyPage;
 use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, StoreRecord, each_record, keys};
-use check::{check_entry, check_id, check_notes, check_output, check_outputs, check_uses};
+use check::{check_entry, check_filled, check_id, check_notes, check_output, check_outputs, check_uses};
 use lease::LeaseWatch;
 
 /// Records that are read from the store, or removed, at a time.
@@ -61,9 +61,10 @@ impl StoreRuns {
         begun: RunInfo,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
-        let BeginRunRequest { run, input, runner, lease_ms, detached, .. } = request;
+        let BeginRunRequest { run, input, runner, lease_ms, detached, filled, .. } = request;
         check_id(&run)?;
         check_output("the input of a run", &input)?;
+        check_filled(&filled, detached.is_some())?;
         if !runner.is_empty() {
             lease::check_runner(&runner)?;
         }
@@ -83,7 +84,8 @@ impl StoreRuns {
             }
             let is_driven = detached.is_none() && !runner.is_empty();
             let lease = is_driven.then(|| lease::take(&RunLease::default(), &runner, lease_ms)).flatten();
-            let info = RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, ..begun };
+            let info =
+                RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, filled, ..begun };
             let input = JournalEntry { output: input, ..JournalEntry::default() };
             batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());
             batch.put(key, info.encode_to_vec());

@@ -191,9 +191,10 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
+        let filled = contents.iter().map(|(name, _)| name.clone()).collect();
         let contents: HashMap<usize, Arc<Vec<u8>>> =
             contents.into_iter().map(|content| self.content(content)).collect::<Result<_, Error>>()?;
-        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), input)?;
+        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), (input, filled))?;
         let run = journal.run().to_owned();
         let driver = RunDriver::new(self, journal, input.to_vec(), &mut news).with_contents(contents);
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
@@ -233,7 +234,8 @@ impl Application {
     ///
     /// # Errors
     /// `unknown_run` if no such run is unfinished, `run_taken` if another process drives it, `worker_died` if a component
-    /// with external effects had begun, and its memory or its outcome is lost; and as for [`Application::run`].
+    /// with external effects had begun, and its memory or its outcome is lost, or if the run needs bytes that only its
+    /// client had; and as for [`Application::run`].
     pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.resume_while(run, news, || true)
     }

@@ -83,6 +83,25 @@ async fn driven_and_detached() -> (tempfile::TempDir, StoreRuns, String, String)
     (folder, runs, driven, detached)
 }
 
+#[tokio::test]
+async fn run_that_needs_bytes_of_its_client_is_marked_and_not_detached() {
+    let (_folder, runs, ..) = driven_and_detached().await;
+    let filled = vec!["table".to_owned()];
+    let request = BeginRunRequest { run: run_id(3), filled: filled.clone(), ..Default::default() };
+    let begun = runs.begin("alice", request.clone(), RunInfo::default(), 1_000).await.unwrap();
+    assert_eq!(begun.filled, filled);
+    let page = runs.read("alice", ReadRunRequest { run: run_id(3), after: 0 }).await.unwrap();
+    assert_eq!(page.info.unwrap().filled, filled);
+    for (detached, filled) in [
+        (Some(RunTerms::default()), filled),
+        (None, vec!["m".to_owned(); sublet_proto::graph::MAX_COMPONENTS + 1]),
+    ] {
+        let request = BeginRunRequest { run: run_id(4), detached, filled, ..request.clone() };
+        let refused = runs.begin("alice", request, RunInfo::default(), 1_000).await;
+        assert_eq!(code(refused), Some(Code::InvalidArgument));
+    }
+}
+
 fn drive(run: &str, runner: &str, epoch: u64) -> DriveRunRequest {
     DriveRunRequest { run: run.into(), runner: runner.into(), epoch, lease_ms: 5_000 }
 }

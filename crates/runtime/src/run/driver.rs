@@ -494,8 +494,11 @@ impl<'run> RunDriver<'run> {
             Some(InstancesFrom::Memory { memory, bytes_each }) => match self.journal.instances(component) {
                 Some(instances) => instances.min(limit),
                 None => {
-                    // Memory that nothing has accessed has no bytes.
-                    let len_bytes = self.memories.get(&memory).map_or(0, |memory| memory.used().len_bytes);
+                    let len_bytes = match self.memories.get(&memory) {
+                        Some(memory) => memory.known_bytes(),
+                        // Memory that nothing has accessed has the bytes that it begins with.
+                        None => self.content(memory)?.map_or(0, |content| content.len() as u64),
+                    };
                     let instances = parts_of(len_bytes, bytes_each, limit);
                     self.journal.record_instances(component, instances)?;
                     instances

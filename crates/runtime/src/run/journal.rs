@@ -34,6 +34,8 @@ pub(super) struct RunJournal {
     graph: Arc<Graph>,
     lease: Arc<DriverLease>,
     is_detached: bool,
+    /// Memory components that began with bytes which only the run's first client has.
+    filled: HashSet<usize>,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
     /// Preferred locations of the components.
@@ -80,27 +82,40 @@ pub(super) fn detach(
         detached: Some(terms),
         ..v1::BeginRunRequest::default()
     })?;
-    if begun.terms.is_none() {
-        let refused = version::check_messages("the manager", 0, "detached runs", version::RUN_LEASES);
-        let error = refused.err().unwrap_or_else(|| protocol("the manager has not detached the run"));
-        let (code, message) = (error.code.number(), error.message.clone());
-        manager.end_run(v1::EndRunRequest {
-            run: begun.run,
-            code,
-            message,
-            ..v1::EndRunRequest::default()
-        })?;
-        return Err(error);
+    match begun.terms {
+        Some(_) => Ok(begun.run),
+        None => Err(refuse(manager, begun, "detached runs")?),
     }
-    Ok(begun.run)
+}
+
+/// Ends a run that a manager of an earlier version has begun without what was requested. Returns the reason.
+///
+/// # Errors
+/// The managers' errors.
+fn refuse(manager: &ManagerClient, begun: v1::RunInfo, what: &str) -> Result<Error, Error> {
+    let refused = version::check_messages("the manager", 0, what, version::RUN_LEASES);
+    let error = refused.err().unwrap_or_else(|| protocol(format!("the manager does not know {what}")));
+    let (code, message, epoch) = (error.code.number(), error.message.clone(), epoch_of(&begun));
+    let run = begun.run;
+    manager.end_run(v1::EndRunRequest { run, code, message, epoch, ..v1::EndRunRequest::default() })?;
+    Ok(error)
+}
+
+/// The epoch of a run's lease; 0 if the run has none.
+fn epoch_of(info: &v1::RunInfo) -> u64 {
+    info.lease.as_ref().map_or(0, |lease| lease.epoch)
 }
 
 impl RunJournal {
-    /// Begins a run of a deployed graph, which this process drives.
+    /// Begins a run of a deployed graph, which this process drives. It alone has the bytes with which the memory
+    /// components in `filled` begin.
+    ///
+    /// # Errors
+    /// `version_mismatch` if the manager does not record these components, and the managers' errors.
     pub(super) fn begin(
         manager: &Arc<ManagerClient>,
         (graph, digest): (&Arc<Graph>, &str),
-        input: &[u8],
+        (input, filled): (&[u8], Vec<String>),
     ) -> Result<RunJournal, Error> {
         let begun = manager.begin_run(v1::BeginRunRequest {
             run: new_id()?,
@@ -108,20 +123,26 @@ impl RunJournal {
             input: input.to_vec(),
             runner: lease::client_name()?,
             lease_ms: LEASE_MS,
+            filled: filled.clone(),
             ..v1::BeginRunRequest::default()
         })?;
-        Ok(RunJournal::of(manager, graph, begun))
+        match begun.filled == filled {
+            true => Ok(RunJournal::of(manager, graph, begun)),
+            false => Err(refuse(manager, begun, "memory components with bytes of their client")?),
+        }
     }
 
     /// The journal of a run whose lease this process has.
     fn of(manager: &Arc<ManagerClient>, graph: &Arc<Graph>, info: v1::RunInfo) -> RunJournal {
-        let epoch = info.lease.map_or(0, |lease| lease.epoch);
+        let epoch = epoch_of(&info);
+        let filled = info.filled.iter().filter_map(|name| index_of(graph, name).ok()).collect();
         RunJournal {
             manager: manager.clone(),
             lease: Arc::new(DriverLease::new(manager.clone(), info.run.clone(), epoch)),
             run: info.run,
             graph: graph.clone(),
             is_detached: info.terms.is_some(),
+            filled,
             packages: info.packages,
             planned: planned_nodes(graph, info.plan),
             instances: HashMap::new(),
@@ -172,6 +193,11 @@ impl RunJournal {
     /// The preferred location of a component.
     pub(super) fn planned(&self, component: usize) -> PlannedNode {
         self.planned.get(&component).cloned().unwrap_or_default()
+    }
+
+    /// Whether a memory component began with bytes that only the run's first client has.
+    pub(super) fn is_filled(&self, memory: usize) -> bool {
+        self.filled.contains(&memory)
     }
 
     /// The run's id.

@@ -262,6 +262,19 @@ impl MemoryComponent {
         *used
     }
 
+    /// Its length: what was written as far as it is leased, or what it begins with if nothing has accessed it.
+    pub(super) fn known_bytes(&self) -> u64 {
+        self.unmade_bytes().max(self.used().len_bytes)
+    }
+
+    /// Number of bytes that it begins with, as long as no process has accessed it; 0 from then on.
+    fn unmade_bytes(&self) -> u64 {
+        match &*read_lock(&self.stage) {
+            ComponentStage::Unmade { .. } => self.content_bytes(),
+            ComponentStage::Made(_) | ComponentStage::Over => 0,
+        }
+    }
+
     /// A worker process of a compute component reports what it has moved.
     fn count_traffic(&self, of: usize, moved: &v1::Traffic) {
         traffic::add(lock(&self.traffic).entry(of).or_default(), moved);
@@ -315,7 +328,7 @@ impl MemoryComponent {
         let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
         let wait = WaitCallbacks { tell: &mut tell, is_wanted: &is_wanted };
         // All bytes that it begins with are leased when it is made.
-        let capacity = self.plan.capacity_for(end.max(self.content_bytes()));
+        let capacity = self.plan.capacity_for(end.max(self.unmade_bytes()));
         let held = self.account.hold_memory(by, (self.index, capacity), wait);
         held.map_err(|error| if is_wanted() { error } else { self.over() })
     }

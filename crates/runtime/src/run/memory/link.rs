@@ -465,6 +465,11 @@ impl WorkerResponder {
         if access.mailbox.is_some() || access.rights != MemoryRights::Write {
             return Err(protocol(format!("memory component {} may not be made shorter", component.name)));
         }
+        if component.unmade_bytes() > 0 {
+            // The bytes that it begins with are there before some of them are cut off.
+            component.reserve(0, self.channels.of)?;
+            component.grow((0, 0), &self.node)?;
+        }
         let own = self.way.number();
         // Processes of components that have not begun receive their runs again.
         component.cuts.fetch_add(1, Ordering::SeqCst);
