@@ -164,6 +164,10 @@ impl<'run> RunDriver<'run> {
     /// Drives the run until it has ended, and holds no resources any more. With records, continues from where it
     /// stopped.
     pub(super) fn run(mut self, records: Option<&[KeptRecord]>) -> Driven {
+        if records.is_some() {
+            // Another process may take the run if its lease is not renewed while the first steps wait for the store.
+            self.reporter.start();
+        }
         let outcome = self.drive(records);
         self.end(outcome)
     }

@@ -102,7 +102,7 @@ fn refuse(manager: &ManagerClient, begun: v1::RunInfo, what: &str) -> Result<Err
 }
 
 /// The epoch of a run's lease; 0 if the run has none.
-fn epoch_of(info: &v1::RunInfo) -> u64 {
+pub(super) fn epoch_of(info: &v1::RunInfo) -> u64 {
     info.lease.as_ref().map_or(0, |lease| lease.epoch)
 }
 
