@@ -352,27 +352,6 @@ fn number_of_instances_follows_from_bytes_of_the_caller() {
     assert_idle(&platform);
 }
 
-#[test]
-fn bytes_of_the_caller_can_be_cut_off_by_the_first_access() {
-    let platform = platform();
-    let components = [
-        compute_with("cut", "cut", &json!({ "entry": true })),
-        compute("share", "share"),
-        memory("numbers"),
-        memory("sums"),
-    ];
-    let edges = [
-        trigger("cut", "share"),
-        access("cut", "numbers", "write"),
-        access("share", "numbers", "read"),
-        access("share", "sums", "write"),
-    ];
-    let application = application(&platform, &document("filled", &components, &edges));
-    let outcome = application.run_filled(&1000u64.to_le_bytes(), numbers_to(1000), |_| {}, || true).unwrap();
-    assert_eq!(outcome.outputs, [("share".to_owned(), vec![sum_to(500).to_le_bytes().to_vec()])]);
-    assert_idle(&platform);
-}
-
 /// A graph of which a component accesses "numbers", and then another one only if this says so.
 fn filled(last_reads: bool) -> Vec<u8> {
     let components = [

@@ -113,7 +113,13 @@ impl StoreRuns {
             for entry in &entries {
                 batch.put(entry_key(&tenant, &run, entry.number), entry.encode_to_vec());
             }
-            store.commit(&batch)
+            store.commit(&batch)?;
+            match entries.iter().any(|entry| entry.begins) {
+                // A process that took the lease before the entry was stored has read a journal without it, and executes
+                // the component itself.
+                true => check_owner(store, &tenant, &run, epoch),
+                false => Ok(()),
+            }
         };
         self.database.keeping_reserve(keep).await
     }
