@@ -228,7 +228,7 @@ impl RunJournal {
     }
 
     fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
-        let (run, epoch) = (self.run.clone(), self.lease.epoch());
+        let epoch = self.lease.epoch();
         debug_assert!(
             entries.iter().all(|entry| entry.number > entries_before(epoch)),
             "an entry among those of an earlier lease than {epoch}: {entries:?}"
@@ -236,7 +236,7 @@ impl RunJournal {
         if let Some(writer) = &self.writer {
             return writer.write(entries);
         }
-        self.manager.journal(v1::JournalRequest { run, entries, epoch })
+        self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries, epoch })
     }
 
     /// The run's lease, by which this process drives it.
@@ -362,16 +362,8 @@ pub(super) fn outputs_of(
     names: &[String],
     entries: Vec<JournalEntry>,
 ) -> Result<Vec<(String, Vec<Vec<u8>>)>, Error> {
-    let (mut latest, mut outputs) = (HashMap::new(), Vec::new());
-    for entry in entries {
-        if entry.instance == 0 {
-            outputs.clear();
-        }
-        outputs.push(entry.output);
-        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
-            latest.insert(entry.from, std::mem::take(&mut outputs));
-        }
-    }
+    let mut latest: HashMap<String, Vec<Vec<u8>>> =
+        complete(entries).into_iter().map(|(entry, outputs)| (entry.from, outputs)).collect();
     let output = |name: &String| {
         let output = latest.remove(name);
         output.map(|output| (name.clone(), output)).ok_or_else(|| {
@@ -401,22 +393,31 @@ fn index_of(graph: &Graph, name: &str) -> Result<usize, Error> {
     found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
 }
 
-/// The entries' records, in their order. One of which not all instances' entries are there was never made.
+/// The entries' records, in their order.
 fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<KeptRecord>, Error> {
     let index = |name: &String| index_of(graph, name);
-    let (mut records, mut outputs) = (Vec::new(), Vec::new());
-    for entry in entries {
+    let record = |(entry, outputs): (JournalEntry, Vec<Vec<u8>>)| -> Result<KeptRecord, Error> {
+        let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
+        Ok(KeptRecord { from: index(&entry.from)?, to, outputs: Arc::new(outputs) })
+    };
+    complete(entries).into_iter().map(record).collect()
+}
+
+/// The last entry of each record, with the outputs of all instances. A record of which not all instances' entries are
+/// there was never made. Entries may say anything: their writer was a process of the tenant.
+fn complete(entries: Vec<JournalEntry>) -> Vec<(JournalEntry, Vec<Vec<u8>>)> {
+    let (mut complete, mut outputs) = (Vec::new(), Vec::new());
+    for mut entry in entries {
         if entry.instance == 0 {
             outputs.clear();
         }
-        outputs.push(entry.output);
-        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
-            let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
-            let outputs = Arc::new(std::mem::take(&mut outputs));
-            records.push(KeptRecord { from: index(&entry.from)?, to, outputs });
+        outputs.push(std::mem::take(&mut entry.output));
+        let is_last = entry.instances.checked_sub(1) == Some(entry.instance);
+        if is_last && outputs.len() == entry.instances as usize {
+            complete.push((entry, std::mem::take(&mut outputs)));
         }
     }
-    Ok(records)
+    complete
 }
 
 fn too_large(component: &str, len: usize) -> Error {
@@ -503,5 +504,7 @@ mod tests {
         assert_eq!(said(all).unwrap(), [whole, next]);
         let error = said(vec![entry("c", (0, 1), "")]).unwrap_err();
         assert!(error.message.contains("has no c"), "{error}");
+        let unlikely = [(u32::MAX, 0), (u32::MAX, u32::MAX), (0, 0), (3, 2)].map(|of| entry("a", of, "x"));
+        assert_eq!(said(unlikely.to_vec()).unwrap(), []);
     }
 }
