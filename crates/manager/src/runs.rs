@@ -46,11 +46,13 @@ const MAX_RUNS: u32 = 10_000;
 pub(crate) struct StoreRuns {
     database: Database,
     watch: Arc<Mutex<LeaseWatch>>,
+    /// Key of the list of detached runs behind which the next one is searched: tenants take turns.
+    turn: Mutex<Option<String>>,
 }
 
 impl StoreRuns {
     pub(crate) fn new(database: Database) -> StoreRuns {
-        StoreRuns { database, watch: Arc::default() }
+        StoreRuns { database, watch: Arc::default(), turn: Mutex::default() }
     }
 
     /// Begins a run. `begun` has the name and digest of its graph, and its packages.

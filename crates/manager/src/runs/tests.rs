@@ -196,6 +196,27 @@ async fn detached_run_is_taken_once_and_keeps_its_outputs() {
 }
 
 #[tokio::test]
+async fn detached_runs_of_tenants_are_taken_in_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+    let runs = StoreRuns::new(Database::new(Box::new(store)));
+    for (tenant, count) in [("alice", 3), ("alice0", 1), ("bob", 2)] {
+        for number in 0..count {
+            let detached = Some(RunTerms::default());
+            let request = BeginRunRequest { run: run_id(number), detached, ..Default::default() };
+            runs.begin(tenant, request, RunInfo::default(), 1_000).await.unwrap();
+        }
+    }
+    let mut tenants = Vec::new();
+    for number in 0..6 {
+        let taken = runs.take(None, take(&format!("runner-{number}")), 2_000).await.unwrap().unwrap();
+        tenants.push(taken.tenant);
+    }
+    assert_eq!(tenants, ["alice", "alice0", "bob", "alice", "bob", "alice"]);
+    assert_eq!(runs.take(None, take("last"), 2_000).await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn cancelled_run_takes_nothing_more() {
     let (_folder, runs, driven, detached) = driven_and_detached().await;
     for run in [driven, detached] {
