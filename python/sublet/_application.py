@@ -87,6 +87,8 @@ class Application:
 
         Raises:
             Error: `run_taken` if another process drives the run.
+            InvalidArgument: It is a run of another graph.
+            WorkerDied: A component with external effects had begun, or the run needs `contents` that only its client had.
         """
         _process.check()
         _kept.release()
