@@ -68,7 +68,8 @@ class Application:
                 worker or its memory is lost, and `("failed", component, exception)` if its function has failed, which ends the run.
                 If it raises, the run is abandoned.
             contents: Input that is larger: a dict of the bytes that memory components begin with, by their names, each an object with
-                the buffer protocol. A run that still needs them cannot be resumed.
+                the buffer protocol. A run that still needs them cannot be resumed:
+                [`resume`][sublet.Application.resume] then raises `WorkerDied`.
 
         Raises:
             Exception: The exception of a component's function in Python, after its output was printed. It is raised as for a call
@@ -86,6 +87,8 @@ class Application:
 
         Raises:
             Error: `run_taken` if another process drives the run.
+            InvalidArgument: It is a run of another graph.
+            WorkerDied: A component with external effects had begun, or the run needs `contents` that only its client had.
         """
         _process.check()
         _kept.release()

@@ -651,6 +651,21 @@ def test_swap_space_that_is_full_is_a_memory_error(platform, swaps):
     assert application.run().output == b"32"
 
 
+def empty(data):
+    table = sublet.channel("table")
+    before = table.nbytes
+    table.resize(0)
+    table.resize(8)
+    return b"%d %d" % (before, table.array(1)[0])
+
+
+def test_bytes_of_the_caller_are_cut_off_by_the_first_access(platform):
+    told = graph(compute("empty", empty, entry=True), memory("table", limit_bytes=16 * MIB), edges=[access("empty", "table", "write")])
+    application = platform.deploy(told, patience=60)
+    for count in (1000, 1_000_000):
+        assert application.run(b"", contents={"table": numpy.arange(1.0, count + 1)}).output == b"%d 0" % (8 * count)
+
+
 def sum_up(data):
     table = sublet.channel("table")
     total = table.array(table.nbytes // 8).sum()

@@ -263,6 +263,20 @@ fn client_cannot_resume_a_run_that_is_driven() {
 }
 
 #[test]
+fn run_is_not_resumed_as_another_graph() {
+    let cluster = cluster(ClusterPlan::default());
+    let (access, client) = tenant(&cluster, TENANT);
+    let run = Application::deploy(access.clone(), &chain(1), options()).unwrap().detach(b"\0x").unwrap();
+    let other = Application::deploy(access, &chain(2), options()).unwrap();
+    assert_fails(other.resume(run.id(), |_| {}), Code::InvalidArgument, &[run.id(), "another version"]);
+    // Its lease was handed back at once.
+    let lease = record(&client, run.id()).lease.unwrap();
+    assert_eq!((&*lease.runner, lease.epoch), ("", 1));
+    let _runner = runner::start(&cluster, "first");
+    assert_eq!(output_of(&run), b"\0x");
+}
+
+#[test]
 fn cancelled_run_gives_its_leases_back() {
     let cluster = cluster(ClusterPlan::default());
     let (access, client) = tenant(&cluster, TENANT);

@@ -327,6 +327,86 @@ fn resumed_run_keeps_a_number_of_instances_that_memory_decided() {
     assert_eq!(told_by_instances(&longer).len(), 2, "a new run has a number of its own");
 }
 
+/// Bytes of the caller for the memory component "numbers": 1, 2, ... up to this.
+fn numbers_to(count: u64) -> Vec<(String, Vec<u8>)> {
+    vec![("numbers".to_owned(), (1..=count).flat_map(u64::to_le_bytes).collect())]
+}
+
+#[test]
+fn number_of_instances_follows_from_bytes_of_the_caller() {
+    let platform = platform();
+    let map = json!({ "parallelism": { "from": "numbers", "bytes_each": 4096, "limit": 2 } });
+    let components = [
+        compute_with("before", "later", &json!({ "entry": true })),
+        compute_with("map", "who", &map),
+        memory("numbers"),
+    ];
+    let edges =
+        [trigger("before", "map"), access("before", "numbers", "write"), access("map", "numbers", "read")];
+    let application = application(&platform, &document("filled", &components, &edges));
+    // No function accesses them before.
+    for (count, instances) in [(512, 1), (513, 2)] {
+        let outcome = application.run_filled(b"\0", numbers_to(count), |_| {}, || true).unwrap();
+        assert_eq!(told_by_instances(&outcome).len(), instances, "for {count} numbers");
+    }
+    assert_idle(&platform);
+}
+
+/// A graph of which a component accesses "numbers", and then another one only if this says so.
+fn filled(last_reads: bool) -> Vec<u8> {
+    let components = [
+        compute_with("first", "later", &json!({ "entry": true })),
+        compute("last", "who_later"),
+        memory("numbers"),
+    ];
+    let mut edges = vec![trigger("first", "last"), access("first", "numbers", "write")];
+    edges.extend(last_reads.then(|| access("last", "numbers", "read")));
+    document("filled", &components, &edges)
+}
+
+/// Environment variable with the managers of the helper that follows.
+const FILLER: &str = "SUBLET_TEST_FILLER";
+
+/// Not a test of its own: run by the next one, in a process that is killed.
+#[test]
+fn helper_that_runs_with_its_own_bytes_until_it_is_killed() {
+    let Ok(managers) = std::env::var(FILLER) else { return };
+    let options = RunOptions { patience: PATIENCE, ..RunOptions::default() };
+    let application = Application::open(Access::parse(&managers).unwrap(), "filled", options).unwrap();
+    application.run_filled(b"\0", numbers_to(1000), |_| {}, || true).unwrap();
+}
+
+#[test]
+fn run_that_needs_bytes_of_its_killed_client_is_not_resumed() {
+    let platform = platform();
+    let reader = platform.invoker();
+    for last_reads in [false, true] {
+        let application = application(&platform, &filled(last_reads));
+        let mut client = Command::new(std::env::current_exe().unwrap())
+            .args(["helper_that_runs_with_its_own_bytes_until_it_is_killed", "--exact"])
+            .env(FILLER, platform.address())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut run = String::new();
+        wait_until("the first component is done", || {
+            let going_on = reader.manager().runs_going_on("filled", 0).unwrap();
+            run = going_on.first().map(|info| info.run.clone()).unwrap_or_default();
+            !run.is_empty() && !reader.manager().read_run(&run, 0).unwrap().entries.is_empty()
+        });
+        client.kill().unwrap();
+        client.wait().unwrap();
+        let resumed = application.resume(&run, |_| {});
+        if last_reads {
+            assert_fails(resumed, Code::WorkerDied, &["memory component numbers", "cannot be resumed"]);
+            assert_fails(application.resume(&run, |_| {}), Code::UnknownRun, &[]);
+        } else {
+            assert_eq!(resumed.unwrap().outputs[0].0, "last");
+        }
+        assert_idle(&platform);
+    }
+}
+
 /// A worker that no component before has, so that it is leased ahead.
 fn own_worker() -> Value {
     json!({ "resources": { "memory_bytes": 64 * MIB } })

@@ -31,7 +31,7 @@ use crate::database::Database;
 use crate::reply::ReplyPage;
 use crate::store::RECORD_BYTES;
 use crate::store::{Batch, Store, StoreRecord, each_record, keys};
-use check::{check_entry, check_id, check_notes, check_output, check_outputs, check_uses};
+use check::{check_entry, check_filled, check_id, check_notes, check_output, check_outputs, check_uses};
 use lease::LeaseWatch;
 
 /// Records that are read from the store, or removed, at a time.
@@ -46,11 +46,13 @@ const MAX_RUNS: u32 = 10_000;
 pub(crate) struct StoreRuns {
     database: Database,
     watch: Arc<Mutex<LeaseWatch>>,
+    /// Key of the list of detached runs behind which the next one is searched: tenants take turns.
+    turn: Mutex<Option<String>>,
 }
 
 impl StoreRuns {
     pub(crate) fn new(database: Database) -> StoreRuns {
-        StoreRuns { database, watch: Arc::default() }
+        StoreRuns { database, watch: Arc::default(), turn: Mutex::default() }
     }
 
     /// Begins a run. `begun` has the name and digest of its graph, and its packages.
@@ -61,9 +63,10 @@ impl StoreRuns {
         begun: RunInfo,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
-        let BeginRunRequest { run, input, runner, lease_ms, detached, .. } = request;
+        let BeginRunRequest { run, input, runner, lease_ms, detached, filled, .. } = request;
         check_id(&run)?;
         check_output("the input of a run", &input)?;
+        check_filled(&filled, detached.is_some())?;
         if !runner.is_empty() {
             lease::check_runner(&runner)?;
         }
@@ -83,7 +86,8 @@ impl StoreRuns {
             }
             let is_driven = detached.is_none() && !runner.is_empty();
             let lease = is_driven.then(|| lease::take(&RunLease::default(), &runner, lease_ms)).flatten();
-            let info = RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, ..begun };
+            let info =
+                RunInfo { run, tenant, began_unix_ms: now_ms, lease, terms: detached, filled, ..begun };
             let input = JournalEntry { output: input, ..JournalEntry::default() };
             batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());
             batch.put(key, info.encode_to_vec());
@@ -111,7 +115,13 @@ impl StoreRuns {
             for entry in &entries {
                 batch.put(entry_key(&tenant, &run, entry.number), entry.encode_to_vec());
             }
-            store.commit(&batch)
+            store.commit(&batch)?;
+            match entries.iter().any(|entry| entry.begins) {
+                // A process that took the lease before the entry was stored has read a journal without it, and executes
+                // the component itself.
+                true => check_owner(store, &tenant, &run, epoch),
+                false => Ok(()),
+            }
         };
         self.database.keeping_reserve(keep).await
     }

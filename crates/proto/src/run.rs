@@ -21,6 +21,8 @@ pub const MAX_LEASE_MS: u64 = 60_000;
 pub const MAX_RUNNER_BYTES: usize = 128;
 /// Largest epoch of a run's lease. A run that 1000 processes have taken, and none has ended, is ended.
 pub const MAX_EPOCH: u64 = 1_000;
+/// Most pairs of a compute component and a memory component for which a run's record has what was moved.
+pub const MAX_CHANNELS: usize = 512;
 
 /// The number in front of the entries of a lease's owner. Entries of different owners have different numbers, so a
 /// delayed write of an earlier owner replaces none of a later one.
@@ -28,8 +30,6 @@ pub fn entries_before(epoch: u64) -> u64 {
     debug_assert!(epoch <= MAX_EPOCH, "a lease of epoch {epoch}");
     epoch * MAX_ENTRIES
 }
-/// Most pairs of a compute component and a memory component for which a run's record has what was moved.
-pub const MAX_CHANNELS: usize = 512;
 
 /// Combines outputs into the input of a component: a single output as it is, several ones each behind its length in 8
 /// bytes, little endian, and followed by zeros up to a multiple of 8.

@@ -479,7 +479,6 @@ impl ManagerClient {
     }
 }
 
-/// Terms for requests that any manager can answer, and that may be repeated.
 /// Checks that a manager counts leases under an application's limits: one of an earlier version ignores these.
 fn check_application(application: &str, granted: v1::LeaseGrants) -> Result<v1::LeaseGrants, Error> {
     let is_counted =
@@ -491,6 +490,7 @@ fn check_application(application: &str, granted: v1::LeaseGrants) -> Result<v1::
     Ok(granted)
 }
 
+/// Terms for requests that any manager can answer, and that may be repeated.
 fn anywhere() -> RequestTerms {
     RequestTerms {
         deadline: CALL_DEADLINE,

@@ -44,6 +44,7 @@ use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
 use journal::{KeptRun, RunJournal};
+use lease::DriverLease;
 use log::RunLog;
 
 pub use application::Application;
@@ -191,9 +192,10 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
+        let filled = contents.iter().map(|(name, _)| name.clone()).collect();
         let contents: HashMap<usize, Arc<Vec<u8>>> =
             contents.into_iter().map(|content| self.content(content)).collect::<Result<_, Error>>()?;
-        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), input)?;
+        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), (input, filled))?;
         let run = journal.run().to_owned();
         let driver = RunDriver::new(self, journal, input.to_vec(), &mut news).with_contents(contents);
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
@@ -232,8 +234,9 @@ impl Application {
     /// there.
     ///
     /// # Errors
-    /// `unknown_run` if no such run is unfinished, `run_taken` if another process drives it, `worker_died` if a component
-    /// with external effects had begun, and its memory or its outcome is lost; and as for [`Application::run`].
+    /// `unknown_run` if no such run is unfinished, `invalid_argument` if it is a run of another graph, `run_taken` if
+    /// another process drives it, `worker_died` if a component with external effects had begun, and its memory or its
+    /// outcome is lost, or if the run needs bytes that only its client had; and as for [`Application::run`].
     pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.resume_while(run, news, || true)
     }
@@ -249,16 +252,27 @@ impl Application {
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
         let taken = lease::take(&self.manager, run, &mut goes_on)?;
-        let (journal, KeptRun { input, records, notes }) =
-            RunJournal::open(&self.manager, &self.graph, taken)?;
+        let epoch = journal::epoch_of(&taken);
+        let (journal, KeptRun { input, records, notes }) = self.open_taken(taken).inspect_err(|_| {
+            // Another process may take the run at once.
+            DriverLease::new(self.manager.clone(), run.to_owned(), epoch).hand_back();
+        })?;
         let mut log = RunLog::new(notes);
         log.note("", "resumed by a client".to_owned());
         let driver = RunDriver::new(self, journal, input, &mut news).with_log(log);
         self.outcome(run.to_owned(), driver.for_as_long_as(&mut goes_on).run(Some(&records)))
     }
 
-    /// Reads the records of a detached run whose lease this process has taken.
+    /// Reads the records of a run whose lease this process has taken.
+    ///
+    /// # Errors
+    /// `invalid_argument` if it is a run of another graph, and the managers' errors.
     fn open_taken(&self, taken: RunInfo) -> Result<(RunJournal, KeptRun), Error> {
+        if taken.digest != self.digest {
+            let (run, graph, own) = (&taken.run, &taken.graph, &self.graph.name);
+            let message = format!("run {run} is of graph {graph}, in another version than {own} has here");
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
         RunJournal::open(&self.manager, &self.graph, taken)
     }
 

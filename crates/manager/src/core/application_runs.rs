@@ -23,6 +23,8 @@ const WAITING_MS: u64 = 1_000;
 /// for which the run would still wait: so half of the wait is left for the others.
 const SHORTEST_STANDSTILL_MS: u64 = 1_000;
 const LONGEST_STANDSTILL_MS: u64 = 30_000;
+/// Most runs without leases that are noted as waiting. None of them keeps another run waiting.
+const MAX_WAITING: usize = 256;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -88,6 +90,10 @@ impl ApplicationRuns {
     /// Notes that a request of a run was refused, which may wait for `wait_ms` more. Returns whether the run gives way.
     pub(super) fn refuse(&mut self, now_ms: u64, run: RunNumber, wait_ms: u64) -> bool {
         self.runs.retain(|_, standing| standing.leases > 0 || standing.waits(now_ms));
+        let waiting = self.runs.values().filter(|standing| standing.leases == 0).count();
+        if waiting >= MAX_WAITING && !self.runs.contains_key(&run) {
+            return false;
+        }
         self.runs.entry(run).or_default().refused_ms = Some(now_ms);
         let holders: Vec<_> = self.runs.iter().filter(|(_, standing)| standing.leases > 0).collect();
         let do_all_wait = holders.len() > 1 && holders.iter().all(|(_, standing)| standing.waits(now_ms));
@@ -229,5 +235,19 @@ mod tests {
         }
         runs.refuse(1_000_000, 1, 0);
         assert_eq!(runs.runs.len(), 1, "{:?}", runs.runs);
+    }
+
+    #[test]
+    fn number_of_waiting_runs_is_bounded() {
+        let mut runs = ApplicationRuns::default();
+        for run in 0..10 * MAX_WAITING as u128 {
+            assert!(!runs.refuse(0, run, 0));
+        }
+        assert_eq!(runs.runs.len(), MAX_WAITING);
+        runs.add(u128::MAX);
+        assert!(
+            !runs.refuse(0, u128::MAX, 0) && runs.must_wait(0, 1),
+            "a run with leases is noted in any case"
+        );
     }
 }

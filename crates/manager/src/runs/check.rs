@@ -51,10 +51,27 @@ pub(super) fn check_notes(notes: &[RunNote]) -> Result<(), Error> {
 }
 
 pub(super) fn check_outputs(outputs: &[String]) -> Result<(), Error> {
-    if outputs.len() <= MAX_COMPONENTS && outputs.iter().all(|name| name.len() <= MAX_NOTE_BYTES) {
+    check_names("outputs", outputs)
+}
+
+/// Checks the memory components that begin with bytes of the run's client.
+pub(super) fn check_filled(filled: &[String], is_detached: bool) -> Result<(), Error> {
+    check_names("memory components with bytes of their client", filled)?;
+    match filled.first().filter(|_| is_detached) {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            Code::InvalidArgument,
+            format!("memory component {name} of a detached run begins with bytes that only its client has"),
+        )),
+    }
+}
+
+/// Checks the names of components of a run.
+fn check_names(what: &str, names: &[String]) -> Result<(), Error> {
+    if names.len() <= MAX_COMPONENTS && names.iter().all(|name| name.len() <= MAX_NOTE_BYTES) {
         return Ok(());
     }
-    let message = format!("{} outputs of a run, a graph has at most {MAX_COMPONENTS}", outputs.len());
+    let message = format!("{} {what} of a run, a graph has at most {MAX_COMPONENTS}", names.len());
     Err(Error::new(Code::InvalidArgument, message))
 }
 

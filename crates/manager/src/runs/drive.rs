@@ -51,6 +51,7 @@ impl StoreRuns {
     }
 
     /// Takes the lease of a detached run that no process drives: of this tenant, or of any. `None` if there is none.
+    /// Tenants take turns, so that one with many runs does not keep those of others waiting.
     ///
     /// # Errors
     /// `invalid_argument` if the process has no valid name, and errors of the store.
@@ -66,19 +67,30 @@ impl StoreRuns {
             Some(tenant) => format!("{}{tenant}/", keys::DETACHED),
             None => keys::DETACHED.to_owned(),
         };
-        let mut after = None::<String>;
-        loop {
-            let (prefix, runner, behind) = (prefix.clone(), runner.clone(), after.take());
-            let watch = self.watch.clone();
-            let page = move |store: &mut dyn Store| {
-                let taker = Taker { runner: &runner, lease_ms, now_ms, watch: &watch };
-                take_of_page(store, &prefix, behind.as_deref(), &taker)
-            };
-            match self.database.with(page).await? {
-                ControlFlow::Break(taken) => return Ok(taken),
-                ControlFlow::Continue(last) => after = Some(last),
+        // From the tenant behind the one whose run was last taken, and then from the beginning.
+        let turn = if tenant.is_none() { lock(&self.turn).clone() } else { None };
+        let starts = if turn.is_some() { vec![turn, None] } else { vec![None] };
+        for mut after in starts {
+            loop {
+                let (prefix, runner, behind) = (prefix.clone(), runner.clone(), after.take());
+                let watch = self.watch.clone();
+                let page = move |store: &mut dyn Store| {
+                    let taker = Taker { runner: &runner, lease_ms, now_ms, watch: &watch };
+                    take_of_page(store, &prefix, behind.as_deref(), &taker)
+                };
+                match self.database.with(page).await? {
+                    ControlFlow::Continue(last) => after = Some(last),
+                    ControlFlow::Break(None) => break,
+                    ControlFlow::Break(Some(taken)) => {
+                        if tenant.is_none() {
+                            *lock(&self.turn) = Some(behind_runs_of(&taken.tenant));
+                        }
+                        return Ok(Some(taken));
+                    }
+                }
             }
         }
+        Ok(None)
     }
 
     /// Ends a run that has not ended. A run that was cancelled before stays as it is.
@@ -206,6 +218,12 @@ fn end_at_once(
 fn remove_rest(store: &mut dyn Store, ended: &RunInfo) -> Result<(), Error> {
     forget_all(store, &ended.tenant, &ended.run, KeptEntries::of(ended))?;
     unlist(store, &ended.tenant, &ended.run)
+}
+
+/// A key behind those of a tenant's runs in the list, and before those of the tenants that follow.
+fn behind_runs_of(tenant: &str) -> String {
+    // The character that follows a slash.
+    format!("{}{tenant}0", keys::DETACHED)
 }
 
 /// The tenant and the run of a key of the list.

@@ -4,7 +4,7 @@ use sublet_proto::run::{MAX_EPOCH, entries_before};
 use sublet_proto::v1::{DriveRunRequest, RunTerms, TakeRunRequest, UsagePoint};
 
 use super::*;
-use crate::store::SqliteStore;
+use crate::store::{Blob, BlobPart, SqliteStore, StoreCopy, VersionedValue};
 
 fn run_id(number: usize) -> String {
     format!("{number:032x}")
@@ -81,6 +81,25 @@ async fn driven_and_detached() -> (tempfile::TempDir, StoreRuns, String, String)
     let on_terms = BeginRunRequest { detached: Some(RunTerms::default()), ..request(&detached) };
     assert_eq!(runs.begin("alice", on_terms, RunInfo::default(), 1_000).await.unwrap().lease, None);
     (folder, runs, driven, detached)
+}
+
+#[tokio::test]
+async fn run_that_needs_bytes_of_its_client_is_marked_and_not_detached() {
+    let (_folder, runs, ..) = driven_and_detached().await;
+    let filled = vec!["table".to_owned()];
+    let request = BeginRunRequest { run: run_id(3), filled: filled.clone(), ..Default::default() };
+    let begun = runs.begin("alice", request.clone(), RunInfo::default(), 1_000).await.unwrap();
+    assert_eq!(begun.filled, filled);
+    let page = runs.read("alice", ReadRunRequest { run: run_id(3), after: 0 }).await.unwrap();
+    assert_eq!(page.info.unwrap().filled, filled);
+    for (detached, filled) in [
+        (Some(RunTerms::default()), filled),
+        (None, vec!["m".to_owned(); sublet_proto::graph::MAX_COMPONENTS + 1]),
+    ] {
+        let request = BeginRunRequest { run: run_id(4), detached, filled, ..request.clone() };
+        let refused = runs.begin("alice", request, RunInfo::default(), 1_000).await;
+        assert_eq!(code(refused), Some(Code::InvalidArgument));
+    }
 }
 
 fn drive(run: &str, runner: &str, epoch: u64) -> DriveRunRequest {
@@ -177,6 +196,27 @@ async fn detached_run_is_taken_once_and_keeps_its_outputs() {
 }
 
 #[tokio::test]
+async fn detached_runs_of_tenants_are_taken_in_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+    let runs = StoreRuns::new(Database::new(Box::new(store)));
+    for (tenant, count) in [("alice", 3), ("alice0", 1), ("bob", 2)] {
+        for number in 0..count {
+            let detached = Some(RunTerms::default());
+            let request = BeginRunRequest { run: run_id(number), detached, ..Default::default() };
+            runs.begin(tenant, request, RunInfo::default(), 1_000).await.unwrap();
+        }
+    }
+    let mut tenants = Vec::new();
+    for number in 0..6 {
+        let taken = runs.take(None, take(&format!("runner-{number}")), 2_000).await.unwrap().unwrap();
+        tenants.push(taken.tenant);
+    }
+    assert_eq!(tenants, ["alice", "alice0", "bob", "alice", "bob", "alice"]);
+    assert_eq!(runs.take(None, take("last"), 2_000).await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn cancelled_run_takes_nothing_more() {
     let (_folder, runs, driven, detached) = driven_and_detached().await;
     for run in [driven, detached] {
@@ -210,4 +250,81 @@ async fn run_that_no_process_can_end_is_ended() {
     let info = runs.read("alice", ReadRunRequest { run, after: 0 }).await.unwrap().info.unwrap();
     assert_eq!((info.code, info.ended_unix_ms), (Code::WorkerDied.number(), 7_000));
     assert!(info.message.contains("1000 processes"), "{}", info.message);
+}
+
+/// A store in which another process takes the first run while it is stored that a component begins.
+struct OvertakingStore(SqliteStore);
+
+impl Store for OvertakingStore {
+    fn get(&self, key: &str) -> Result<Option<VersionedValue>, Error> {
+        self.0.get(key)
+    }
+
+    fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
+        self.0.compare_and_swap(key, version, value)
+    }
+
+    fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error> {
+        self.0.remove_if(key, version)
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
+        let is_entry = |record: &&StoreRecord| record.key.starts_with(keys::JOURNAL);
+        let begins = |record: &StoreRecord| decode::<JournalEntry>("an entry", &record.value).unwrap().begins;
+        if batch.puts.iter().filter(is_entry).any(begins) {
+            change(&mut self.0, "alice", &run_id(1), |info| {
+                let lease = lease::take(&info.lease.clone().unwrap_or_default(), "other", 5_000);
+                Ok(Some(RunInfo { lease, ..info }))
+            })?;
+        }
+        self.0.commit(batch)
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
+        self.0.scan(prefix, after, limit)
+    }
+
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
+        self.0.scan_back(prefix, before, limit)
+    }
+
+    fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
+        self.0.put_blob_part(part, data)
+    }
+
+    fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error> {
+        self.0.blob_part(part)
+    }
+
+    fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {
+        self.0.remove_blob(digest)
+    }
+
+    fn blobs(&self) -> Result<Vec<Blob>, Error> {
+        self.0.blobs()
+    }
+
+    fn blob_parts(&self, digest: &str) -> Result<u32, Error> {
+        self.0.blob_parts(digest)
+    }
+
+    fn begin_copy(&mut self) -> Result<StoreCopy, Error> {
+        self.0.begin_copy()
+    }
+}
+
+#[tokio::test]
+async fn component_with_external_effects_begins_only_with_the_lease() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = OvertakingStore(SqliteStore::open(&folder.path().join("store.sqlite")).unwrap());
+    let runs = StoreRuns::new(Database::new(Box::new(store)));
+    let run = run_id(1);
+    let request =
+        BeginRunRequest { run: run.clone(), runner: "client".into(), lease_ms: 5_000, ..Default::default() };
+    runs.begin("alice", request, RunInfo::default(), 1_000).await.unwrap();
+    let output = entry(entries_before(1) + 1, &[]);
+    runs.journal("alice", written(&run, 1, &[output])).await.unwrap();
+    // The lease was there when the entry was checked.
+    let begins = JournalEntry { begins: true, ..entry(entries_before(1) + 2, &[]) };
+    assert_eq!(code(runs.journal("alice", written(&run, 1, &[begins])).await), Some(Code::RunTaken));
 }

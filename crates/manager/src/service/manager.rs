@@ -459,7 +459,8 @@ impl ServiceParts {
         }
         self.admit_run(caller, asked.input.len()).await?;
         let info = self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await?;
-        if let Some(plan) = &info.plan {
+        // A repeated request may find that the run has ended.
+        if let Some(plan) = info.plan.as_ref().filter(|_| info.ended_unix_ms == 0) {
             self.plans.begin(&info.run, plan);
         }
         Ok(info)
@@ -468,8 +469,13 @@ impl ServiceParts {
     /// Plans a run of a graph's version. `None` if nothing is known of its earlier runs, or the store does not answer.
     async fn plan_run(&self, tenant: &str, digest: &str) -> Option<RunPlan> {
         let runs = self.runs.succeeded(tenant, digest, HISTORY_RUNS).await.ok()?;
+        if runs.is_empty() {
+            return None;
+        }
         let nodes = self.shell.look(RunPlans::nodes).ok()?;
-        self.plans.plan(&runs, nodes)
+        let plans = self.plans.clone();
+        // A decision may take 20 ms, in which this thread serves others.
+        blocking(move || Ok(plans.plan(&runs, nodes))).await.ok()?
     }
 
     async fn bill(&self, caller: &CallerIdentity, asked: BillRequest) -> Result<BillReply, Error> {

@@ -164,6 +164,10 @@ impl<'run> RunDriver<'run> {
     /// Drives the run until it has ended, and holds no resources any more. With records, continues from where it
     /// stopped.
     pub(super) fn run(mut self, records: Option<&[KeptRecord]>) -> Driven {
+        if records.is_some() {
+            // Another process may take the run if its lease is not renewed while the first steps wait for the store.
+            self.reporter.start();
+        }
         let outcome = self.drive(records);
         self.end(outcome)
     }
@@ -494,8 +498,11 @@ impl<'run> RunDriver<'run> {
             Some(InstancesFrom::Memory { memory, bytes_each }) => match self.journal.instances(component) {
                 Some(instances) => instances.min(limit),
                 None => {
-                    // Memory that nothing has accessed has no bytes.
-                    let len_bytes = self.memories.get(&memory).map_or(0, |memory| memory.used().len_bytes);
+                    let len_bytes = match self.memories.get(&memory) {
+                        Some(memory) => memory.known_bytes(),
+                        // Memory that nothing has accessed has the bytes that it begins with.
+                        None => self.content(memory)?.map_or(0, |content| content.len() as u64),
+                    };
                     let instances = parts_of(len_bytes, bytes_each, limit);
                     self.journal.record_instances(component, instances)?;
                     instances

@@ -34,6 +34,8 @@ pub(super) struct RunJournal {
     graph: Arc<Graph>,
     lease: Arc<DriverLease>,
     is_detached: bool,
+    /// Memory components that began with bytes which only the run's first client has.
+    filled: HashSet<usize>,
     /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
     /// Preferred locations of the components.
@@ -80,27 +82,40 @@ pub(super) fn detach(
         detached: Some(terms),
         ..v1::BeginRunRequest::default()
     })?;
-    if begun.terms.is_none() {
-        let refused = version::check_messages("the manager", 0, "detached runs", version::RUN_LEASES);
-        let error = refused.err().unwrap_or_else(|| protocol("the manager has not detached the run"));
-        let (code, message) = (error.code.number(), error.message.clone());
-        manager.end_run(v1::EndRunRequest {
-            run: begun.run,
-            code,
-            message,
-            ..v1::EndRunRequest::default()
-        })?;
-        return Err(error);
+    match begun.terms {
+        Some(_) => Ok(begun.run),
+        None => Err(refuse(manager, begun, "detached runs")?),
     }
-    Ok(begun.run)
+}
+
+/// Ends a run that a manager of an earlier version has begun without what was requested. Returns the reason.
+///
+/// # Errors
+/// The managers' errors.
+fn refuse(manager: &ManagerClient, begun: v1::RunInfo, what: &str) -> Result<Error, Error> {
+    let refused = version::check_messages("the manager", 0, what, version::RUN_LEASES);
+    let error = refused.err().unwrap_or_else(|| protocol(format!("the manager does not know {what}")));
+    let (code, message, epoch) = (error.code.number(), error.message.clone(), epoch_of(&begun));
+    let run = begun.run;
+    manager.end_run(v1::EndRunRequest { run, code, message, epoch, ..v1::EndRunRequest::default() })?;
+    Ok(error)
+}
+
+/// The epoch of a run's lease; 0 if the run has none.
+pub(super) fn epoch_of(info: &v1::RunInfo) -> u64 {
+    info.lease.as_ref().map_or(0, |lease| lease.epoch)
 }
 
 impl RunJournal {
-    /// Begins a run of a deployed graph, which this process drives.
+    /// Begins a run of a deployed graph, which this process drives. It alone has the bytes with which the memory
+    /// components in `filled` begin.
+    ///
+    /// # Errors
+    /// `version_mismatch` if the manager does not record these components, and the managers' errors.
     pub(super) fn begin(
         manager: &Arc<ManagerClient>,
         (graph, digest): (&Arc<Graph>, &str),
-        input: &[u8],
+        (input, filled): (&[u8], Vec<String>),
     ) -> Result<RunJournal, Error> {
         let begun = manager.begin_run(v1::BeginRunRequest {
             run: new_id()?,
@@ -108,20 +123,26 @@ impl RunJournal {
             input: input.to_vec(),
             runner: lease::client_name()?,
             lease_ms: LEASE_MS,
+            filled: filled.clone(),
             ..v1::BeginRunRequest::default()
         })?;
-        Ok(RunJournal::of(manager, graph, begun))
+        match begun.filled == filled {
+            true => Ok(RunJournal::of(manager, graph, begun)),
+            false => Err(refuse(manager, begun, "memory components with bytes of their client")?),
+        }
     }
 
     /// The journal of a run whose lease this process has.
     fn of(manager: &Arc<ManagerClient>, graph: &Arc<Graph>, info: v1::RunInfo) -> RunJournal {
-        let epoch = info.lease.map_or(0, |lease| lease.epoch);
+        let epoch = epoch_of(&info);
+        let filled = info.filled.iter().filter_map(|name| index_of(graph, name).ok()).collect();
         RunJournal {
             manager: manager.clone(),
             lease: Arc::new(DriverLease::new(manager.clone(), info.run.clone(), epoch)),
             run: info.run,
             graph: graph.clone(),
             is_detached: info.terms.is_some(),
+            filled,
             packages: info.packages,
             planned: planned_nodes(graph, info.plan),
             instances: HashMap::new(),
@@ -174,6 +195,11 @@ impl RunJournal {
         self.planned.get(&component).cloned().unwrap_or_default()
     }
 
+    /// Whether a memory component began with bytes that only the run's first client has.
+    pub(super) fn is_filled(&self, memory: usize) -> bool {
+        self.filled.contains(&memory)
+    }
+
     /// The run's id.
     pub(super) fn run(&self) -> &str {
         &self.run
@@ -202,7 +228,7 @@ impl RunJournal {
     }
 
     fn store(&self, entries: Vec<JournalEntry>) -> Result<(), Error> {
-        let (run, epoch) = (self.run.clone(), self.lease.epoch());
+        let epoch = self.lease.epoch();
         debug_assert!(
             entries.iter().all(|entry| entry.number > entries_before(epoch)),
             "an entry among those of an earlier lease than {epoch}: {entries:?}"
@@ -210,7 +236,7 @@ impl RunJournal {
         if let Some(writer) = &self.writer {
             return writer.write(entries);
         }
-        self.manager.journal(v1::JournalRequest { run, entries, epoch })
+        self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries, epoch })
     }
 
     /// The run's lease, by which this process drives it.
@@ -336,16 +362,8 @@ type NamedOutputs = Vec<(String, Vec<Vec<u8>>)>;
 /// # Errors
 /// `protocol` if the journal lacks one of them.
 pub(super) fn outputs_of(names: &[String], entries: Vec<JournalEntry>) -> Result<NamedOutputs, Error> {
-    let (mut latest, mut outputs) = (HashMap::new(), Vec::new());
-    for entry in entries {
-        if entry.instance == 0 {
-            outputs.clear();
-        }
-        outputs.push(entry.output);
-        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
-            latest.insert(entry.from, std::mem::take(&mut outputs));
-        }
-    }
+    let mut latest: HashMap<String, Vec<Vec<u8>>> =
+        complete(entries).into_iter().map(|(entry, outputs)| (entry.from, outputs)).collect();
     let output = |name: &String| {
         let output = latest.remove(name);
         output.map(|output| (name.clone(), output)).ok_or_else(|| {
@@ -375,22 +393,31 @@ fn index_of(graph: &Graph, name: &str) -> Result<usize, Error> {
     found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
 }
 
-/// The entries' records, in their order. One of which not all instances' entries are there was never made.
+/// The entries' records, in their order.
 fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<KeptRecord>, Error> {
     let index = |name: &String| index_of(graph, name);
-    let (mut records, mut outputs) = (Vec::new(), Vec::new());
-    for entry in entries {
+    let record = |(entry, outputs): (JournalEntry, Vec<Vec<u8>>)| -> Result<KeptRecord, Error> {
+        let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
+        Ok(KeptRecord { from: index(&entry.from)?, to, outputs: Arc::new(outputs) })
+    };
+    complete(entries).into_iter().map(record).collect()
+}
+
+/// The last entry of each record, with the outputs of all instances. A record of which not all instances' entries are
+/// there was never made. Entries may say anything: their writer was a process of the tenant.
+fn complete(entries: Vec<JournalEntry>) -> Vec<(JournalEntry, Vec<Vec<u8>>)> {
+    let (mut complete, mut outputs) = (Vec::new(), Vec::new());
+    for mut entry in entries {
         if entry.instance == 0 {
             outputs.clear();
         }
-        outputs.push(entry.output);
-        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
-            let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
-            let outputs = Arc::new(std::mem::take(&mut outputs));
-            records.push(KeptRecord { from: index(&entry.from)?, to, outputs });
+        outputs.push(std::mem::take(&mut entry.output));
+        let is_last = entry.instances.checked_sub(1) == Some(entry.instance);
+        if is_last && outputs.len() == entry.instances as usize {
+            complete.push((entry, std::mem::take(&mut outputs)));
         }
     }
-    Ok(records)
+    complete
 }
 
 fn too_large(component: &str, len: usize) -> Error {
@@ -477,5 +504,7 @@ mod tests {
         assert_eq!(said(all).unwrap(), [whole, next]);
         let error = said(vec![entry("c", (0, 1), "")]).unwrap_err();
         assert!(error.message.contains("has no c"), "{error}");
+        let unlikely = [(u32::MAX, 0), (u32::MAX, u32::MAX), (0, 0), (3, 2)].map(|of| entry("a", of, "x"));
+        assert_eq!(said(unlikely.to_vec()).unwrap(), []);
     }
 }

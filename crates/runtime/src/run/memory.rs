@@ -42,6 +42,9 @@ pub(super) struct MemoryComponent {
     /// Set when the component is over. Workers may write the corresponding word of `state`, but not this one.
     is_over: AtomicU32,
     stage: RwLock<ComponentStage>,
+    /// Guards no data: held while the component is made, which may take long, and when it ends. The stage can be read
+    /// meanwhile.
+    making: Mutex<()>,
     /// The budget of the run.
     account: Arc<RunBudget>,
     tell: Mutex<Sender<RunEvent>>,
@@ -148,6 +151,7 @@ impl MemoryComponent {
             account: account.clone(),
             tell: Mutex::new(tell.clone()),
             stage: RwLock::new(ComponentStage::Unmade { manager: manager.clone(), tell }),
+            making: Mutex::default(),
             lost: Mutex::default(),
             used: Mutex::default(),
             reached_by: Mutex::default(),
@@ -167,15 +171,18 @@ impl MemoryComponent {
 
     /// Makes the component, where it is planned, or near the node that accesses it first.
     fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
-        let mut stage = write_lock(&self.stage);
-        let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
+        let _making = lock(&self.making);
+        let (manager, tell) = match &*read_lock(&self.stage) {
+            ComponentStage::Unmade { manager, tell } => (manager.clone(), tell.clone()),
+            ComponentStage::Made(_) | ComponentStage::Over => return Ok(()),
+        };
         let near = self.planned.near(vec![node.to_owned()]);
-        let memory = Memory::new(manager.clone(), self.plan.clone().near(near))?;
+        let memory = Memory::new(manager, self.plan.clone().near(near))?;
         if let Some(content) = &self.content {
             memory.write(0, content.as_slice())?;
             memory.sync()?;
         }
-        let (weak, tell) = (Arc::downgrade(self), tell.clone());
+        let weak = Arc::downgrade(self);
         memory.on_end(move |error| {
             if let Some(component) = weak.upgrade() {
                 component.set_over();
@@ -184,7 +191,7 @@ impl MemoryComponent {
                 let _ = tell.send(RunEvent::MemoryLost { memory, generation, error });
             }
         });
-        *stage = ComponentStage::Made(Box::new(memory));
+        *write_lock(&self.stage) = ComponentStage::Made(Box::new(memory));
         Ok(())
     }
 
@@ -227,6 +234,7 @@ impl MemoryComponent {
     pub(super) fn end(&self) -> MemoryComponentUsage {
         let used = self.used();
         self.set_over();
+        let _making = lock(&self.making);
         let mut stage = write_lock(&self.stage);
         if let ComponentStage::Made(memory) = std::mem::replace(&mut *stage, ComponentStage::Over) {
             // One that had ended has nothing to give back.
@@ -240,6 +248,7 @@ impl MemoryComponent {
     pub(super) fn hand_out(&self) -> (Option<Memory>, MemoryComponentUsage) {
         let used = self.used();
         self.set_over();
+        let _making = lock(&self.making);
         match std::mem::replace(&mut *write_lock(&self.stage), ComponentStage::Over) {
             ComponentStage::Made(memory) => {
                 memory.set_len(used.len_bytes);
@@ -260,6 +269,19 @@ impl MemoryComponent {
         let len_bytes = self.len_bytes().min(used.capacity_bytes);
         used.advance(Instant::now(), len_bytes);
         *used
+    }
+
+    /// Its length: what was written as far as it is leased, or what it begins with if nothing has accessed it.
+    pub(super) fn known_bytes(&self) -> u64 {
+        self.unmade_bytes().max(self.used().len_bytes)
+    }
+
+    /// Number of bytes that it begins with, as long as no process has accessed it; 0 from then on.
+    fn unmade_bytes(&self) -> u64 {
+        match &*read_lock(&self.stage) {
+            ComponentStage::Unmade { .. } => self.content_bytes(),
+            ComponentStage::Made(_) | ComponentStage::Over => 0,
+        }
     }
 
     /// A worker process of a compute component reports what it has moved.
@@ -315,7 +337,7 @@ impl MemoryComponent {
         let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
         let wait = WaitCallbacks { tell: &mut tell, is_wanted: &is_wanted };
         // All bytes that it begins with are leased when it is made.
-        let capacity = self.plan.capacity_for(end.max(self.content_bytes()));
+        let capacity = self.plan.capacity_for(end.max(self.unmade_bytes()));
         let held = self.account.hold_memory(by, (self.index, capacity), wait);
         held.map_err(|error| if is_wanted() { error } else { self.over() })
     }

@@ -44,6 +44,11 @@ impl RunReporter {
     pub(super) fn tell(&mut self, report: ReportRunRequest) {
         lock(&self.report_state.state).latest = Some(report);
         self.report_state.changed.notify_all();
+        self.start();
+    }
+
+    /// Renews the lease from now on, also without reports.
+    pub(super) fn start(&mut self) {
         if !self.is_started {
             let (lease, report_state) = (self.lease.clone(), self.report_state.clone());
             let thread = std::thread::Builder::new().name("sublet report".into());

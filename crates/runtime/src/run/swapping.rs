@@ -1,7 +1,7 @@
 //! Adds swap space to a run: a memory component, not named in the document, for each instance of a compute component
-//! that swaps, because its document says so or because the graph lets all components swap (Scad 4.2.2). A worker process uses that of its first instance. The component is leased as it is needed, shown and
-//! counted like all memory. When it is lost the compute component begins again, and the swapped bytes are of no further
-//! use.
+//! that swaps, because its document says so or because the graph lets all components swap (Scad 4.2.2). A worker
+//! process uses that of its first instance. The component is leased as it is needed, shown and counted like all memory.
+//! When it is lost the compute component begins again, and the swapped bytes are of no further use.
 
 use sublet_proto::graph::{Component, Edge, Graph, MAX_SWAPPING, MemoryNeed, MemoryRights, Relation, Role};
 use sublet_proto::limits::{MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAPPING_BYTES};

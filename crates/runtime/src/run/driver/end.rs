@@ -1,7 +1,7 @@
 //! End of a drive: what the run holds is returned, and its end is stored, or it is left to another process.
 
-use sublet_proto::Error;
 use sublet_proto::v1::ReportRunRequest;
+use sublet_proto::{Code, Error};
 
 use super::{Driven, RunDriver, is_set};
 use crate::run::journal::RunEnd;
@@ -12,9 +12,10 @@ use crate::run::workers::ComponentWorkers;
 
 impl RunDriver<'_> {
     /// Returns everything that the run holds, and stores its end. A detached run that this process cannot end, or is to
-    /// leave, is handed back: it continues elsewhere.
-    pub(super) fn end(mut self, outcome: Result<Vec<(usize, Outputs)>, Error>) -> Driven {
-        let result = if outcome.is_ok() { self.take_result() } else { None };
+    /// leave, is handed back: it continues elsewhere. The outcome is an error if another process drives the run by now, or
+    /// has cancelled it.
+    pub(super) fn end(mut self, mut outcome: Result<Vec<(usize, Outputs)>, Error>) -> Driven {
+        let mut result = if outcome.is_ok() { self.take_result() } else { None };
         self.account.turn(self.running.keys().copied(), []);
         self.running.drain().for_each(|(_, running)| running.cancel.cancel());
         for (environment, workers) in std::mem::take(&mut self.idle) {
@@ -29,15 +30,16 @@ impl RunDriver<'_> {
             }
         }
         self.tell_states();
-        drop(self.reporter);
-        let is_left = self.journal.is_detached()
-            && outcome.as_ref().is_err_and(|error| is_outage(error.code) || is_set(self.leaves));
+        let error = outcome.as_ref().err().filter(|_| self.journal.is_detached());
+        let is_left = error.is_some_and(|error| is_left_with(error.code, is_set(self.leaves)));
         if is_left && is_set(self.leaves) {
             // What is not stored is executed again by the process that continues the run.
             let _ = self.journal.flush();
         }
         // The entries of a run that has failed are not needed; those of another are stored.
         self.journal.stop_writing();
+        // Until here the lease is renewed, however slow the store is.
+        drop(self.reporter);
         if let Err(error) = &outcome {
             self.log.note("", format!("{}: {error}", if is_left { "left" } else { "ended" }));
         }
@@ -56,7 +58,12 @@ impl RunDriver<'_> {
             // another process, which finds all of its records.
             false => {
                 let components = uses.clone();
-                let _ = self.journal.end(RunEnd { outcome: &outcome, components, points, notes });
+                let ended = self.journal.end(RunEnd { outcome: &outcome, components, points, notes });
+                if let Some(error) =
+                    ended.err().filter(|error| outcome.is_ok() && is_overruled_by(error.code))
+                {
+                    (outcome, result) = (Err(error), None);
+                }
             }
         }
         Driven { outcome, result, uses }
@@ -72,5 +79,37 @@ impl RunDriver<'_> {
         let (memory, used) = component.hand_out();
         self.uses.count_memory(index, used);
         Some(RunResult { component: graph.components[index].name.clone(), memory: memory? })
+    }
+}
+
+/// Whether another process is to continue a detached run after this error: managers or store do not answer, or this
+/// process leaves its runs, which has ended this one.
+fn is_left_with(code: Code, leaves: bool) -> bool {
+    is_outage(code) || (leaves && code == Code::LeaseEnded)
+}
+
+/// Whether a run that has succeeded here has another outcome, by the managers' answer to its end.
+fn is_overruled_by(code: Code) -> bool {
+    matches!(code, Code::RunTaken | Code::RunCancelled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_run_of_a_process_that_leaves_is_not_executed_again() {
+        for leaves in [false, true] {
+            assert!(!is_left_with(Code::FunctionFailed, leaves) && !is_left_with(Code::WorkerDied, leaves));
+            assert!(is_left_with(Code::StoreUnreachable, leaves));
+        }
+        assert!(is_left_with(Code::LeaseEnded, true) && !is_left_with(Code::LeaseEnded, false));
+    }
+
+    #[test]
+    fn success_counts_unless_the_run_is_taken_or_cancelled() {
+        assert!(is_overruled_by(Code::RunTaken) && is_overruled_by(Code::RunCancelled));
+        // The outputs are stored, and the next process that drives the run finds them.
+        assert!(!is_overruled_by(Code::StoreUnreachable) && !is_overruled_by(Code::UnknownRun));
     }
 }

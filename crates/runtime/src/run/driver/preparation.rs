@@ -152,6 +152,22 @@ impl RunDriver<'_> {
         idle.or_else(|| self.application.kept(environment, &planned))
     }
 
+    /// The bytes that a memory component begins with, if there are any.
+    ///
+    /// # Errors
+    /// `worker_died` if only the run's first client had them.
+    pub(super) fn content(&self, memory: usize) -> Result<Option<Arc<Vec<u8>>>, Error> {
+        let content = self.contents.get(&memory).cloned();
+        if content.is_some() || !self.journal.is_filled(memory) {
+            return Ok(content);
+        }
+        let message = format!(
+            "memory component {} begins with bytes that only the client which began the run had: the run cannot be resumed",
+            self.application.graph.components[memory].name
+        );
+        Err(Error::new(Code::WorkerDied, message))
+    }
+
     /// The memory components that one may access, made where they are not there.
     pub(super) fn channels(&mut self, component: usize) -> Result<Channels, Error> {
         let graph = &self.application.graph;
@@ -176,7 +192,7 @@ impl RunDriver<'_> {
                     let made = MemoryComponent::new(
                         &self.application.manager,
                         (edge.to, &of.name),
-                        (memory, plan, self.contents.get(&edge.to).cloned(), self.journal.planned(edge.to)),
+                        (memory, plan, self.content(edge.to)?, self.journal.planned(edge.to)),
                         (&self.account, self.tell.clone()),
                     )?;
                     self.memories.insert(edge.to, made.clone());

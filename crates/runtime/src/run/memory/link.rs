@@ -297,6 +297,13 @@ impl SentPieces {
     }
 }
 
+/// Whether a question is one that a process may ask before its component begins: it changes no memory. What a component
+/// that has not begun does not have, the run does not give back.
+fn is_for_ahead(question: &v1::MemoryQuestion) -> bool {
+    let v1::MemoryQuestion { end_bytes, len_bytes, shorten_to, released_by, .. } = *question;
+    (end_bytes, len_bytes, shorten_to, released_by) == (0, 0, None, 0)
+}
+
 /// The thread that answers one worker process.
 struct WorkerResponder {
     way: Arc<RequestPath>,
@@ -356,6 +363,10 @@ impl WorkerResponder {
             return Err(Error::new(Code::MemoryExceeded, message));
         }
         component.check()?;
+        if self.joined.has_begun.load(Ordering::SeqCst) == 0 && !is_for_ahead(&question) {
+            let name = &component.name;
+            return Err(protocol(format!("memory component {name} is used before its component begins")));
+        }
         if let Some(instance) = question.released_by.checked_sub(1) {
             self.release(access, instance)?;
         }
@@ -465,6 +476,11 @@ impl WorkerResponder {
         if access.mailbox.is_some() || access.rights != MemoryRights::Write {
             return Err(protocol(format!("memory component {} may not be made shorter", component.name)));
         }
+        if component.unmade_bytes() > 0 {
+            // The bytes that it begins with are there before some of them are cut off.
+            component.reserve(0, self.channels.of)?;
+            component.grow((0, 0), &self.node)?;
+        }
         let own = self.way.number();
         // Processes of components that have not begun receive their runs again.
         component.cuts.fetch_add(1, Ordering::SeqCst);
@@ -476,5 +492,24 @@ impl WorkerResponder {
         // A process on another machine learns of the end of its mapped memory from its agent, and gets no message about
         // a part of it.
         component.shorten(len_bytes, matches!(*self.way, RequestPath::Here(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_changes_no_memory_before_its_component_begins() {
+        let none = v1::MemoryQuestion::default;
+        assert!(is_for_ahead(&none()) && is_for_ahead(&v1::MemoryQuestion { if_there: true, ..none() }));
+        for question in [
+            v1::MemoryQuestion { end_bytes: 1, ..none() },
+            v1::MemoryQuestion { len_bytes: 1, ..none() },
+            v1::MemoryQuestion { shorten_to: Some(0), ..none() },
+            v1::MemoryQuestion { released_by: 1, ..none() },
+        ] {
+            assert!(!is_for_ahead(&question), "{question:?}");
+        }
     }
 }
