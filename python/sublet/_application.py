@@ -18,7 +18,9 @@ class Outcome:
         #: Outputs of the components that trigger no other: for each name a list with the bytes of each instance.
         self.outputs = outputs
         #: Resources of each component, as a dict: `component`, `attempts`, `instances`, `cores`, `begin_us`, `end_us`, `allocated_bytes`,
-        #: `used_bytes`, `allocated_byte_us`, `used_byte_us`.
+        #: `used_bytes`, `allocated_byte_us`, `used_byte_us`, `cpu_ns`, and `channels`. Each channel is a dict of what the component's
+        #: functions moved: `memory`, `reads`, `read_bytes`, `writes`, `written_bytes`, `maps`, `mapped_bytes`. Its `memory` is the name
+        #: of a memory component, `"a~b"` for messages from `a` to `b`, or `"c/swap"` for the swap space of `c`.
         self.components = components
         #: Result of a compiled application.
         self.value = value

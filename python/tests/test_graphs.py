@@ -81,6 +81,11 @@ def test_instances_share_arrays_in_memory_components(table):
     ]
     used = {part["component"]: part for part in outcome.components}
     assert used["double"]["instances"] == 2 and used["table"]["used_bytes"] == 3_200_000
+    (moved,) = used["double"]["channels"]
+    # Each instance maps the whole table.
+    assert moved["memory"] == "table" and moved["maps"] >= 2 and moved["mapped_bytes"] >= 2 * 3_200_000
+    assert {"reads", "read_bytes", "writes", "written_bytes"} <= moved.keys()
+    assert used["fill"]["cpu_ns"] > 0 and used["table"]["channels"] == []
     assert len(outcome.run) == 32 and outcome.run in repr(outcome)
 
 
