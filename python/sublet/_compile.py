@@ -125,7 +125,7 @@ class Compiled:
             part.perhaps = frozenset(gets - surely[part])
             known = gets | flow.changed | (set(parameters) if number == 0 else set())
             part.leaves = tuple(sorted(out & known))
-            part.unsure = any(name not in (surely[part] - flow.deleted) | flow.set for name in part.leaves)
+            part.unsure = frozenset(part.leaves) - ((surely[part] - flow.deleted) | flow.set)
             self._check_captured(number)
             self._check_parallel(number)
             part.only_reads = number > 0 and only_reads([*part.statements, *part.conditions], gets - self.plain, self._global)
@@ -336,7 +336,7 @@ class Compiled:
         part = self.parts[number]
         if number == len(self.parts) - 1:
             return f"    return {self.helpers['result']}(None)"
-        if part.unsure:
+        if not part.unsure.isdisjoint(part.leaves):
             listed = ", ".join(map(repr, part.leaves))
             left = f"{{name: value for name, value in locals().items() if name in ({listed},)}}"
         else:
