@@ -138,7 +138,11 @@ class Pickling(cloudpickle.Pickler):
         self.arrays = []
         #: Mutable values by identity, which are kept alive here.
         self.seen = {}
+        #: Arrays of NumPy's whose elements are in the pickle: of subclasses, and variables that are arrays of objects. Arrays of objects
+        #: within other values are not among them: those of tables are not meant to be shared.
+        self.copied = []
         self._numbers = {}
+        self._values = values
         buffers, file = [], io.BytesIO()
         super().__init__(file, 5, buffer_callback=buffers.append)
         try:
@@ -161,7 +165,14 @@ class Pickling(cloudpickle.Pickler):
             return number
         if not isinstance(value, type):
             self.seen[id(value)] = value
+        if _is_array(value) and (not value.dtype.hasobject or any(value is each for each in self._values.values())):
+            self.copied.append(value)
         return None
+
+    def overlap(self):
+        """Whether arrays share memory. A pickle with their elements would have these twice."""
+        ranges = sorted(bounds(array) for array in self.arrays if _is_array(array) and array.size)
+        return any(after[0] < before[1] for before, after in zip(ranges, ranges[1:]))
 
     def shares(self, other):
         """Whether a value that may change, other than an array, is in both."""
@@ -172,6 +183,45 @@ class Pickling(cloudpickle.Pickler):
         """Number of bytes of the values, roughly: arrays that share memory count each."""
         arrays = sum(0 if type(array) is Elsewhere else array.nbytes for array in self.arrays)
         return len(self.body) + arrays + sum(view.nbytes for view in self.views)
+
+
+def _is_array(value):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def owner(array):
+    """Returns the value whose memory an array uses, if it is not an array: a `bytearray`, or what another library has."""
+    found = array
+    while _is_array(found) or isinstance(found, memoryview):
+        found = found.base if _is_array(found) else found.obj
+    return found
+
+
+def copies_that_share(picklings):
+    """Returns the names of variables that share memory, of which one is copied, and the type of the copy; None without any."""
+    ranges = []
+    for made in picklings:
+        found = {id(array): (array, False) for array in made.arrays if _is_array(array)}
+        found.update({id(array): (array, True) for array in made.copied})
+        ranges += [(*bounds(array), key, is_copied, made.names, array) for key, (array, is_copied) in found.items()]
+        for array, _ in found.values():
+            other = owner(array) if array.flags.writeable else None
+            if other is not None and any(id(other) in one.seen for one in picklings):
+                names = {*made.names, *(name for one in picklings if id(other) in one.seen for name in one.names)}
+                return sorted(names), type(other).__name__
+    # The array that ends last so far, of all and of those that are copied.
+    last = last_copied = None
+    for found in sorted((found for found in ranges if found[0] < found[1]), key=lambda found: found[:3]):
+        low, high, key, is_copied, names, array = found
+        for other in (last if is_copied else None, last_copied):
+            if other is not None and low < other[1] and key != other[2]:
+                copy = array if is_copied else other[5]
+                return sorted({*names, *other[4]}), type(copy).__name__
+        last = found if last is None or high > last[1] else last
+        if is_copied and (last_copied is None or high > last_copied[1]):
+            last_copied = found
+    return None
 
 
 def _is_plain_array(value):
@@ -222,4 +272,4 @@ def fingerprints(values):
 
 
 def _described(array):
-    return *bounds(array), array.dtype, array.strides
+    return *bounds(array), array.dtype, array.shape, array.strides, array.flags.writeable

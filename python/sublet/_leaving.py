@@ -1,7 +1,7 @@
 """Stores the values of variables for the later components of an application."""
 
 from . import _errors
-from ._bundle import Bundle, Elsewhere, Pickling, bounds, is_writable, located, view_bounds
+from ._bundle import Bundle, Elsewhere, Pickling, bounds, copies_that_share, is_writable, located, view_bounds
 from ._regions import Stretch, address_of
 
 # Size, in bytes, above which a pickle goes into a memory component.
@@ -41,6 +41,7 @@ class Leaving:
 
     def bundles(self, values):
         alone = [Pickling({name: value}) for name, value in values.items()]
+        self.check_copies(alone)
         reached = {}
         for made in alone:
             for array in made.arrays:
@@ -50,6 +51,14 @@ class Leaving:
         for piece in self._pieces(picklings, reached):
             self._place(piece)
         return [self._bundle(made) for made in picklings]
+
+    def check_copies(self, alone):
+        """Refuses arrays that share memory of which one is copied. Arguments and results, to or from the caller without a name, are copies."""
+        found = copies_that_share(alone) if self._name and "" not in self._later else None
+        if found is not None:
+            listed, kind = " and ".join(found[0]), found[1]
+            text = f"at the end of component {self._name} {listed} share memory, and of a {kind} a copy is passed on: copy one of them before"
+            raise _errors.InvalidArgument(text)
 
     def _together(self, group, values):
         names = [name for made in group for name in made.names]

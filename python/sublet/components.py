@@ -248,7 +248,9 @@ class _Execution:
             raise _errors.InvalidArgument(f"{' and '.join(shared)}, which component {self._name} sets, shares values with other variables: copy them")
         wanted = frozenset().union(*self._later.values())
         others = [bundle for bundle in self._state.bundles if bundle.wanted(wanted)]
-        return Leaving(self._memory, self._name, self._later, self._state.access, others).bundles(new)
+        leaving = Leaving(self._memory, self._name, self._later, self._state.access, others)
+        leaving.check_copies([Pickling({name: value}) for name, value in {**same, **new}.items()])
+        return leaving.bundles(new)
 
     def _called(self, args, kwargs):
         global _running
@@ -275,12 +277,12 @@ class _Execution:
         return loaded
 
     def _returned(self, value):
-        """Returns the result for the caller, in its memory component if it is too large for a message."""
+        """Returns the result for the caller, in its memory component if it is too large for a message or has arrays that share memory."""
         homes = self._state.access.get(CALLER, ())
         if not homes or homes[0] not in self._state.access.get(self._name, ()):
             return pickled(value)
         home, what = homes[0], Pickling({"the result": value})
-        if what.nbytes() <= RESULT_BYTES and not any(map(is_remote, what.arrays)):
+        if what.nbytes() <= RESULT_BYTES and not any(map(is_remote, what.arrays)) and not what.overlap():
             body = pickled(value)
             if len(body) <= RESULT_BYTES:
                 return body
@@ -320,11 +322,11 @@ def place_of_run():
 def message_of(call, access, entry, branches=None):
     """Returns the message with the arguments for the first component, and the bytes that memory components begin with, by their names.
 
-    Large arguments are in the memory component that the function `entry` accesses for them.
+    Arguments that are large, or arrays that share memory, are in the memory component that the function `entry` accesses for them.
     """
     homes = [name for name in access.get(entry, ()) if ARGUMENTS in name]
     what = Pickling({"the arguments": call})
-    if what.nbytes() <= MOST_BYTES or not homes:
+    if not homes or (what.nbytes() <= MOST_BYTES and not what.overlap()):
         message = State(call=pickled(call), access=access, branches=branches).to_bytes()
         if len(message) <= MOST_BYTES:
             return message, {}
