@@ -80,7 +80,7 @@ class Application:
         """
         _process.check()
         _kept.release()
-        return self._ran(news, lambda heard: self._native.run(bytes(input), heard, list((contents or {}).items())))
+        return self._ran(news, lambda heard: self._native.run(_bytes_of(input), heard, list((contents or {}).items())))
 
     def resume(self, run, news=None):
         """Continues a run whose client is gone, by its identifier, from its records. Waits for some seconds if that client may
@@ -100,7 +100,7 @@ class Application:
         does. The graph may not declare a memory component as its result.
         """
         _process.check()
-        return Run(self._native.detach(bytes(input)))
+        return Run(self._native.detach(_bytes_of(input)))
 
     def _ran(self, news, run):
         news = _failure.News(news, self._own)
@@ -155,6 +155,11 @@ class Run:
 
     def __repr__(self):
         return f"<sublet run {self.id}>"
+
+
+def _bytes_of(input):
+    """Returns a copy of a buffer. A number or a list, of which `bytes` makes something else, is a `TypeError`."""
+    return input if type(input) is bytes else memoryview(input).tobytes()
 
 
 def _outcome(ran):

@@ -30,6 +30,7 @@ from .components import ARGUMENTS, choice
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
 _PLAIN = frozenset(["bool", "int", "float", "complex"])
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Function:
@@ -112,7 +113,7 @@ class Compiled:
         parts = self.parts
         parameters = _parameters(node.args)
         self.plain = {argument.arg for argument in _arguments(node.args) if _is_plain(argument.annotation)}
-        annotated = [found for found in ast.walk(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
+        annotated = [found for found in _own(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
         self.plain |= {found.target.id for found in annotated if _is_plain(found.annotation)}
         self._name_parts(node)
         maybe, surely, live = self._lives(set(parameters))
@@ -145,7 +146,8 @@ class Compiled:
 
     def _memory_name(self, what):
         """The name of a memory component for what is too large for a message. No variable has such a name."""
-        name = f"{self.name[:40]}{what}"
+        # What the name is for is found by its end, so no other part of the name may be the same.
+        name = f"{self.name[:40].replace('.', '_')}{what}"
         while any(part.component == name for part in self.parts):
             name += "_"
         return name
@@ -425,14 +427,19 @@ def _without_annotations(arguments):
     return arguments
 
 
-def _returns(node):
-    """The returns of the function itself."""
-    if isinstance(node, ast.Return):
-        yield node
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return
+def _own(node):
+    """The nodes below a function or statement, without those of functions and classes within."""
     for child in ast.iter_child_nodes(node):
-        yield from _returns(child)
+        yield child
+        if not isinstance(child, _SCOPES):
+            yield from _own(child)
+
+
+def _returns(statement):
+    """The returns of the function itself."""
+    if isinstance(statement, ast.Return):
+        return iter([statement])
+    return (found for found in ([] if isinstance(statement, _SCOPES) else _own(statement)) if isinstance(found, ast.Return))
 
 
 def _sets(node, name):

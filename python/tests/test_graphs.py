@@ -98,6 +98,13 @@ def test_result_in_memory_is_read_and_released(platform):
         table.read()
 
 
+def test_an_input_that_is_no_buffer_is_a_type_error(table):
+    for wrong in (10, [49, 48], "10"):
+        with pytest.raises(TypeError, match="bytes-like"):
+            table.run(wrong)
+    assert table.run(bytearray(b"10")).output == table.run(memoryview(b"1_0_")[::2]).output == table.run(b"10").output
+
+
 def test_a_run_without_such_memory_has_no_result(table):
     assert table.run(b"10").result is None
 
