@@ -6,6 +6,8 @@ from ._regions import Stretch, address_of
 
 # Size, in bytes, above which a pickle goes into a memory component.
 LARGE_BYTES = 8 << 10
+# Size, in bytes, up to which a pickle is in the message if no memory component is accessed by all components that get it.
+MESSAGE_BYTES = 64 << 10
 
 
 class _Piece:
@@ -148,11 +150,14 @@ class Leaving:
 
     def _home(self, names, what):
         """Chooses the memory component for shared memory of these variables: every component that gets one of them must access it."""
+        home = self._home_of(names)
+        if home is None:
+            raise self._shared(names, what)
+        return home
+
+    def _home_of(self, names):
         users = [self._name, *self._users(names)]
-        for name in sorted(names):
-            if all(name in self._access.get(user, ()) for user in users):
-                return name
-        raise self._shared(names, what)
+        return next((name for name in sorted(names) if all(name in self._access.get(user, ()) for user in users)), None)
 
     def _shared(self, names, what):
         listed = " and ".join(sorted(names))
@@ -194,9 +199,10 @@ class Leaving:
         return self._memory.has(stretch.component) and self._memory.channel(stretch.component).readonly
 
     def _body(self, made):
-        if len(made.body) <= LARGE_BYTES:
+        names, nbytes = set(made.names), len(made.body)
+        if nbytes <= LARGE_BYTES or (nbytes <= MESSAGE_BYTES and self._home_of(names) is None):
             return made.body
-        home = self._home(set(made.names), f"{len(made.body)} bytes")
+        home = self._home(names, f"{nbytes} bytes")
         stretch = self._memory.append(home, len(made.body))
         self._memory.channel(home).write(stretch.offset, made.body)
         return stretch

@@ -39,6 +39,22 @@ def test_arguments_and_results_of_any_size_share_memory_as_in_the_function(count
     assert table[1] == 1
 
 
+def looked(n):
+    words = {number: str(number) for number in range(n)}
+    both = [words, 1]
+    sublet.split("look")
+    words[-1] = "added"
+    count = len(words)
+    sublet.split("end")
+    return count, both
+
+
+def test_values_that_share_others_need_no_common_memory_up_to_64_kib():
+    assert made(looked)(3000) == looked(3000)
+    with pytest.raises(sublet.InvalidArgument, match="both and words share .* bytes, and not all later components get all of them"):
+        made(looked)(30_000)
+
+
 def masked():
     table = numpy.arange(4.0)
     shown = numpy.ma.array(table, copy=False)
