@@ -199,28 +199,32 @@ def owner(array):
 
 
 def copies_that_share(picklings):
-    """Returns the names of variables that share memory, of which one is copied, and the type of the copy; None without any."""
+    """Returns the names of variables that share memory, of which one is copied, and the type of the copy; None without any.
+
+    Memory that none of them may write is not shared in this sense.
+    """
     ranges = []
     for made in picklings:
         found = {id(array): (array, False) for array in made.arrays if _is_array(array)}
         found.update({id(array): (array, True) for array in made.copied})
-        ranges += [(*bounds(array), key, is_copied, made.names, array) for key, (array, is_copied) in found.items()]
+        ranges += [(*bounds(array), made.names, array, is_copied) for array, is_copied in found.values()]
         for array, _ in found.values():
             other = owner(array) if array.flags.writeable else None
             if other is not None and any(id(other) in one.seen for one in picklings):
                 names = {*made.names, *(name for one in picklings if id(other) in one.seen for name in one.names)}
                 return sorted(names), type(other).__name__
-    # The array that ends last so far, of all and of those that are copied.
-    last = last_copied = None
-    for found in sorted((found for found in ranges if found[0] < found[1]), key=lambda found: found[:3]):
-        low, high, key, is_copied, names, array = found
-        for other in (last if is_copied else None, last_copied):
-            if other is not None and low < other[1] and key != other[2]:
-                copy = array if is_copied else other[5]
-                return sorted({*names, *other[4]}), type(copy).__name__
-        last = found if last is None or high > last[1] else last
-        if is_copied and (last_copied is None or high > last_copied[1]):
-            last_copied = found
+    # The arrays that overlap, one after the other.
+    end, those, copies, names, may_change = 0, set(), [], set(), False
+    for low, high, named, array, is_copied in sorted((found for found in ranges if found[0] < found[1]), key=lambda found: found[:2]):
+        if low >= end:
+            those, copies, names, may_change = set(), [], set(), False
+        end = max(end, high)
+        those.add(id(array))
+        names.update(named)
+        copies += [array] if is_copied else []
+        may_change = may_change or array.flags.writeable
+        if copies and may_change and len(those) > 1:
+            return sorted(names), type(copies[0]).__name__
     return None
 
 

@@ -118,3 +118,6 @@ def test_which_values_do_not():
     assert shared(a=listed, b=listed, c=[1]) is None
     assert shared(a=numpy.frombuffer(b"abc", "u1"), b=b"abc") is None
     assert shared(a=[listed], b=[listed[1:]]) is None
+    fixed = table.copy()
+    fixed.flags.writeable = False
+    assert shared(a=fixed, b=fixed[1:].view(numpy.matrix)) is None
