@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use sublet::{ComponentUse, Error, LogLine, News, Outcome, RunHandle, RunOptions};
+use sublet::{ChannelUse, ComponentUse, Error, LogLine, News, Outcome, RunHandle, RunOptions, Traffic};
 use sublet_proto::to_usize;
 use sublet_python_buffers::{BufferUse, BufferView};
 
@@ -225,5 +225,23 @@ fn described<'py>(py: Python<'py>, used: &ComponentUse) -> PyResult<Bound<'py, P
     described.set_item("used_bytes", used.used_bytes)?;
     described.set_item("allocated_byte_us", used.allocated_byte_us)?;
     described.set_item("used_byte_us", used.used_byte_us)?;
+    described.set_item("cpu_ns", used.cpu_ns)?;
+    let channels = used.channels.iter().map(|channel| moved(py, channel)).collect::<PyResult<Vec<_>>>()?;
+    described.set_item("channels", channels)?;
+    Ok(described)
+}
+
+/// Describes the data that a component moved to and from a memory component.
+fn moved<'py>(py: Python<'py>, channel: &ChannelUse) -> PyResult<Bound<'py, PyDict>> {
+    let Traffic { reads, read_bytes, writes, written_bytes, maps, mapped_bytes } =
+        channel.traffic.unwrap_or_default();
+    let described = PyDict::new(py);
+    described.set_item("memory", &channel.memory)?;
+    described.set_item("reads", reads)?;
+    described.set_item("read_bytes", read_bytes)?;
+    described.set_item("writes", writes)?;
+    described.set_item("written_bytes", written_bytes)?;
+    described.set_item("maps", maps)?;
+    described.set_item("mapped_bytes", mapped_bytes)?;
     Ok(described)
 }

@@ -390,7 +390,7 @@ def load_app(folder: _Path) -> App[..., Any]: ...
 def split(
     name: str | None = None,
     *,
-    parallelism: int = 1,
+    parallelism: int | dict[str, str | int] = 1,
     cores: int = 1,
     memory: int | str | None = None,
     pu: str | None = None,

@@ -18,7 +18,9 @@ class Outcome:
         #: Outputs of the components that trigger no other: for each name a list with the bytes of each instance.
         self.outputs = outputs
         #: Resources of each component, as a dict: `component`, `attempts`, `instances`, `cores`, `begin_us`, `end_us`, `allocated_bytes`,
-        #: `used_bytes`, `allocated_byte_us`, `used_byte_us`.
+        #: `used_bytes`, `allocated_byte_us`, `used_byte_us`, `cpu_ns`, and `channels`. Each channel is a dict of what the component's
+        #: functions moved: `memory`, `reads`, `read_bytes`, `writes`, `written_bytes`, `maps`, `mapped_bytes`. Its `memory` is the name
+        #: of a memory component, `"a~b"` for messages from `a` to `b`, or `"c/swap"` for the swap space of `c`.
         self.components = components
         #: Result of a compiled application.
         self.value = value
@@ -79,7 +81,7 @@ class Application:
         """
         _process.check()
         _kept.release()
-        return self._ran(news, lambda heard: self._native.run(bytes(input), heard, list((contents or {}).items())))
+        return self._ran(news, lambda heard: self._native.run(_bytes_of(input), heard, list((contents or {}).items())))
 
     def resume(self, run, news=None):
         """Continues a run whose client is gone, by its identifier, from its records. Waits for some seconds if that client may
@@ -101,7 +103,7 @@ class Application:
         does. The graph may not declare a memory component as its result.
         """
         _process.check()
-        return Run(self._native.detach(bytes(input)))
+        return Run(self._native.detach(_bytes_of(input)))
 
     def _ran(self, news, run):
         news = _failure.News(news, self._own)
@@ -156,6 +158,11 @@ class Run:
 
     def __repr__(self):
         return f"<sublet run {self.id}>"
+
+
+def _bytes_of(input):
+    """Returns a copy of a buffer. A number or a list, of which `bytes` makes something else, is a `TypeError`."""
+    return input if type(input) is bytes else memoryview(input).tobytes()
 
 
 def _outcome(ran):

@@ -138,7 +138,11 @@ class Pickling(cloudpickle.Pickler):
         self.arrays = []
         #: Mutable values by identity, which are kept alive here.
         self.seen = {}
+        #: Arrays of NumPy's whose elements are in the pickle: of subclasses, and variables that are arrays of objects. Arrays of objects
+        #: within other values are not among them: those of tables are not meant to be shared.
+        self.copied = []
         self._numbers = {}
+        self._values = values
         buffers, file = [], io.BytesIO()
         super().__init__(file, 5, buffer_callback=buffers.append)
         try:
@@ -161,7 +165,14 @@ class Pickling(cloudpickle.Pickler):
             return number
         if not isinstance(value, type):
             self.seen[id(value)] = value
+        if _is_array(value) and (not value.dtype.hasobject or any(value is each for each in self._values.values())):
+            self.copied.append(value)
         return None
+
+    def overlap(self):
+        """Whether arrays share memory. A pickle with their elements would have these twice."""
+        ranges = sorted(bounds(array) for array in self.arrays if _is_array(array) and array.size)
+        return any(after[0] < before[1] for before, after in zip(ranges, ranges[1:]))
 
     def shares(self, other):
         """Whether a value that may change, other than an array, is in both."""
@@ -172,6 +183,49 @@ class Pickling(cloudpickle.Pickler):
         """Number of bytes of the values, roughly: arrays that share memory count each."""
         arrays = sum(0 if type(array) is Elsewhere else array.nbytes for array in self.arrays)
         return len(self.body) + arrays + sum(view.nbytes for view in self.views)
+
+
+def _is_array(value):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def owner(array):
+    """Returns the value whose memory an array uses, if it is not an array: a `bytearray`, or what another library has."""
+    found = array
+    while _is_array(found) or isinstance(found, memoryview):
+        found = found.base if _is_array(found) else found.obj
+    return found
+
+
+def copies_that_share(picklings):
+    """Returns the names of variables that share memory, of which one is copied, and the type of the copy; None without any.
+
+    Memory that none of them may write is not shared in this sense.
+    """
+    ranges = []
+    for made in picklings:
+        found = {id(array): (array, False) for array in made.arrays if _is_array(array)}
+        found.update({id(array): (array, True) for array in made.copied})
+        ranges += [(*bounds(array), made.names, array, is_copied) for array, is_copied in found.values()]
+        for array, _ in found.values():
+            other = owner(array) if array.flags.writeable else None
+            if other is not None and any(id(other) in one.seen for one in picklings):
+                names = {*made.names, *(name for one in picklings if id(other) in one.seen for name in one.names)}
+                return sorted(names), type(other).__name__
+    # The arrays that overlap, one after the other.
+    end, those, copies, names, may_change = 0, set(), [], set(), False
+    for low, high, named, array, is_copied in sorted((found for found in ranges if found[0] < found[1]), key=lambda found: found[:2]):
+        if low >= end:
+            those, copies, names, may_change = set(), [], set(), False
+        end = max(end, high)
+        those.add(id(array))
+        names.update(named)
+        copies += [array] if is_copied else []
+        may_change = may_change or array.flags.writeable
+        if copies and may_change and len(those) > 1:
+            return sorted(names), type(copies[0]).__name__
+    return None
 
 
 def _is_plain_array(value):
@@ -222,4 +276,4 @@ def fingerprints(values):
 
 
 def _described(array):
-    return *bounds(array), array.dtype, array.strides
+    return *bounds(array), array.dtype, array.shape, array.strides, array.flags.writeable

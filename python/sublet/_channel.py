@@ -79,7 +79,7 @@ class Channel:
         #: Name of the component.
         self.name = name
         self._native = native
-        # State that all remote arrays in this component share.
+        # Weak reference to the state that all remote arrays in this component share.
         self._remote = None
 
     @property

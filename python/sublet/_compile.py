@@ -30,6 +30,7 @@ from .components import ARGUMENTS, choice
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
 _PLAIN = frozenset(["bool", "int", "float", "complex"])
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Function:
@@ -112,7 +113,7 @@ class Compiled:
         parts = self.parts
         parameters = _parameters(node.args)
         self.plain = {argument.arg for argument in _arguments(node.args) if _is_plain(argument.annotation)}
-        annotated = [found for found in ast.walk(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
+        annotated = [found for found in _own(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
         self.plain |= {found.target.id for found in annotated if _is_plain(found.annotation)}
         self._name_parts(node)
         maybe, surely, live = self._lives(set(parameters))
@@ -125,7 +126,7 @@ class Compiled:
             part.perhaps = frozenset(gets - surely[part])
             known = gets | flow.changed | (set(parameters) if number == 0 else set())
             part.leaves = tuple(sorted(out & known))
-            part.unsure = any(name not in (surely[part] - flow.deleted) | flow.set for name in part.leaves)
+            part.unsure = frozenset(part.leaves) - ((surely[part] - flow.deleted) | flow.set)
             self._check_captured(number)
             self._check_parallel(number)
             part.only_reads = number > 0 and only_reads([*part.statements, *part.conditions], gets - self.plain, self._global)
@@ -145,7 +146,8 @@ class Compiled:
 
     def _memory_name(self, what):
         """The name of a memory component for what is too large for a message. No variable has such a name."""
-        name = f"{self.name[:40]}{what}"
+        # What the name is for is found by its end, so no other part of the name may be the same.
+        name = f"{self.name[:40].replace('.', '_')}{what}"
         while any(part.component == name for part in self.parts):
             name += "_"
         return name
@@ -179,7 +181,7 @@ class Compiled:
         for part in self.parts:
             part.name = _package.identifier(part.component, named)
             named.add(part.name)
-        self.helpers = {helper: _package.identifier(helper, named) for helper in ("choice", "component", "result", "unbound")}
+        self.helpers = {helper: _package.identifier(helper, named) for helper in ("choice", "component", "counted", "result", "unbound")}
 
     def _check_captured(self, number):
         """Refuses functions that refer to a variable set behind a split: they would see an old value."""
@@ -196,7 +198,9 @@ class Compiled:
         if type(cores) is not int or not 1 <= cores <= 1024:
             raise Refused(part.node, f"cores is {cores!r}: a number from 1 to 1024 was expected")
         parallelism = part.options.get("parallelism", 1)
-        if type(parallelism) is not int or not 1 <= parallelism <= 1024:
+        if isinstance(parallelism, dict):
+            self._check_counted(part, parallelism["from"], parallelism["limit"], parallelism.get("bytes_each"))
+        elif type(parallelism) is not int or not 1 <= parallelism <= 1024:
             raise Refused(part.node, f"parallelism is {parallelism!r}: a number from 1 to 1024 was expected")
         if parallelism == 1:
             return
@@ -213,6 +217,23 @@ class Compiled:
             name = changed[0]
             place = next((found for statement in part.statements for found in ast.walk(statement) if _sets(found, name)), part.node)
             raise Refused(place, f"each of the {parallelism} instances sets {name}, which is read behind the next split: let them write to the elements of an array")
+
+    def _check_counted(self, part, name, limit, bytes_each):
+        """Checks a number of instances that follows from the variable of this name."""
+        if type(limit) is not int or not 1 <= limit <= 1024:
+            raise Refused(part.node, f"the limit of parallelism is {limit!r}: a number from 1 to 1024 was expected")
+        if name not in self.variables:
+            raise Refused(part.node, f"parallelism follows from {name}, which is no variable of {self.name}")
+        if bytes_each is None:
+            return
+        if name in self.plain or name not in part.gets:
+            raise Refused(part.node, f"parallelism follows from the memory of {name}, which the component has to get from before: use {name} in it")
+        try:
+            is_positive = bytes_of(bytes_each) > 0
+        except _errors.InvalidArgument as error:
+            raise Refused(part.node, f"bytes_each of parallelism: {error}") from None
+        if not is_positive:
+            raise Refused(part.node, f"bytes_each of parallelism is {bytes_each!r}: a size of at least 1 byte was expected")
 
     def _lives(self, parameters):
         """For each part the variables that may have a value before it, those that surely have one, and those that are read behind it."""
@@ -261,8 +282,9 @@ class Compiled:
             component = {"name": part.component, "type": "compute", "package": package, "function": part.name}
             if number == 0:
                 component["entry"] = True
-            if said.get("parallelism", 1) > 1:
-                component["parallelism"] = said["parallelism"]
+            parallelism = _parallelism(part)
+            if parallelism != 1:
+                component["parallelism"] = parallelism
             if said.get("external_effects"):
                 component["external_effects"] = True
             sizes = {field: said.get(option) for field, option in (("memory_bytes", "memory"), ("swap_bytes", "swap"))}
@@ -305,8 +327,9 @@ class Compiled:
 
     def text(self, named):
         """The source of the components, which come so to what they name."""
-        uses = ["choice"] if any(part.conditions for part in self.parts) else []
-        uses += ["component", "result", *(["unbound"] if any(part.perhaps for part in self.parts) else [])]
+        used = {"choice": any(part.conditions for part in self.parts), "component": True, "counted": any(part.counts for part in self.parts)}
+        used |= {"result": True, "unbound": any(part.perhaps for part in self.parts)}
+        uses = [use for use, is_used in used.items() if is_used]
         uses = [f"{use} as {self.helpers[use]}" if self.helpers[use] != use else use for use in uses]
         where = f"{self.source.file.rpartition('/')[2]}, line {self.source.first + self.source.node.lineno - 1}"
         head = [f'"""The components of {self.name}, compiled from {where}. graph.json says how they are related."""', ""]
@@ -336,11 +359,13 @@ class Compiled:
         part = self.parts[number]
         if number == len(self.parts) - 1:
             return f"    return {self.helpers['result']}(None)"
-        if part.unsure:
+        if not part.unsure.isdisjoint(part.leaves):
             listed = ", ".join(map(repr, part.leaves))
             left = f"{{name: value for name, value in locals().items() if name in ({listed},)}}"
         else:
             left = "{" + ", ".join(f'"{name}": {name}' for name in part.leaves) + "}"
+        if part.counts is not None:
+            return f"    return {self.helpers['counted']}({part.counts}, {left})"
         if not part.conditions:
             return f"    return {left}"
         chosen = "".join(f"{number} if {ast.unparse(condition)} else " for number, condition in enumerate(part.conditions))
@@ -399,6 +424,16 @@ def _parameters(arguments):
     return [argument.arg for argument in _arguments(arguments)]
 
 
+def _parallelism(part):
+    """The number of a part's instances, or what it follows from, as the field of its component."""
+    said = part.options.get("parallelism", 1)
+    if not isinstance(said, dict):
+        return said
+    if "bytes_each" in said:
+        return {"from": said["from"], "bytes_each": bytes_of(said["bytes_each"]), "limit": said["limit"]}
+    return {"from": part.triggers[0][0].component, "limit": said["limit"]}
+
+
 def _fires(condition):
     """When a trigger fires, as the fields of its edge."""
     if condition is None:
@@ -425,14 +460,19 @@ def _without_annotations(arguments):
     return arguments
 
 
-def _returns(node):
-    """The returns of the function itself."""
-    if isinstance(node, ast.Return):
-        yield node
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return
+def _own(node):
+    """The nodes below a function or statement, without those of functions and classes within."""
     for child in ast.iter_child_nodes(node):
-        yield from _returns(child)
+        yield child
+        if not isinstance(child, _SCOPES):
+            yield from _own(child)
+
+
+def _returns(statement):
+    """The returns of the function itself."""
+    if isinstance(statement, ast.Return):
+        return iter([statement])
+    return (found for found in ([] if isinstance(statement, _SCOPES) else _own(statement)) if isinstance(found, ast.Return))
 
 
 def _sets(node, name):

@@ -23,7 +23,7 @@ class Memory:
     def __init__(self, native):
         self._native = native
         self._leases = None
-        # State that all remote arrays in this component share.
+        # Weak reference to the state that all remote arrays in this component share.
         self._remote = None
 
     @property

@@ -23,6 +23,8 @@ class Part:
         self.flow = Flow(statements)
         #: Conditions, of which the first that holds chooses the part that is executed next.
         self.conditions = ()
+        #: Variable that is the number of instances of the next part.
+        self.counts = None
         #: Parts that trigger this one, each with the number of its condition; None without conditions, -1 if none of them holds.
         self.triggers = []
         #: Parts from which execution continues here, if the parts of blocks are taken in their order.
@@ -55,6 +57,28 @@ class Cut:
         self._statements, self._options, self._begin = [], {}, node
         self._triggers, self._before = [], []
         self._chain(body)
+        for part in self.parts:
+            self._count(part)
+
+    def _count(self, part):
+        """Makes the part before one whose number of instances is the value of a variable evaluate that at its end."""
+        said = part.options.get("parallelism", 1)
+        if not isinstance(said, dict):
+            return
+        if not {"from", "limit"} <= said.keys() <= {"from", "limit", "bytes_each"} or type(said["from"]) is not str:
+            text = 'parallelism is a number, or {"from": the name of a variable, "limit": a number}, perhaps with "bytes_each"'
+            raise Refused(part.node, text)
+        if "bytes_each" in said:
+            return
+        name = said["from"]
+        if [condition for _, condition in part.triggers] != [None]:
+            raise Refused(part.node, f"parallelism follows from {name}, so exactly one component has to be before: add a split")
+        before = part.triggers[0][0]
+        if before.options.get("parallelism", 1) != 1:
+            raise Refused(part.node, f"parallelism follows from {name}, so the component before has one instance: add a split")
+        before.counts = name
+        read = ast.copy_location(ast.Expr(ast.copy_location(ast.Name(name, ast.Load()), part.node)), part.node)
+        before.flow = Flow([*before.statements, read])
 
     def _chain(self, body):
         """Cuts statements into parts one after the other; the last one triggers what follows."""

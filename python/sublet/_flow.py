@@ -199,8 +199,12 @@ class Flow:
     _ImportFrom = _Import
 
     def _Delete(self, node, known):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
+        targets = list(node.targets)
+        while targets:
+            target = targets.pop(0)
+            if isinstance(target, (ast.Tuple, ast.List)):
+                targets[:0] = target.elts
+            elif isinstance(target, ast.Name):
                 self._name(target.id, known)
                 self.changed.add(target.id)
                 self.deleted.add(target.id)
@@ -208,6 +212,13 @@ class Flow:
             else:
                 self._expression(target, known)
         return known
+
+    def _TypeAlias(self, node, known):
+        own = {parameter.name for parameter in node.type_params}
+        for name in ast.walk(node.value):
+            if isinstance(name, ast.Name) and name.id not in own:
+                self._name(name.id, known)
+        return self._bind(node.name.id, known)
 
     def _FunctionDef(self, node, known):
         for expression in (*node.decorator_list, *_defaults(node.args), *_annotations(node)):
@@ -264,7 +275,7 @@ class Flow:
         own = set()
         for generator in node.generators:
             own |= {name.id for name in ast.walk(generator.target) if isinstance(name, ast.Name)}
-        inner = known | own
+        inner = self._visible(known) | own
         around, self._own = self._own, self._own | own
         for number, generator in enumerate(node.generators):
             if number > 0:
@@ -284,7 +295,11 @@ class Flow:
         names = _free(node)
         self.captured.append(Captured(node, names))
         for name in names:
-            self._name(name, known)
+            self._name(name, self._visible(known))
+
+    def _visible(self, known):
+        """Returns the variables that functions and comprehensions within can refer to."""
+        return known
 
     def _target(self, node, known):
         if isinstance(node, ast.Name):
@@ -349,14 +364,20 @@ def _breaks(statements):
 def _free(node):
     """The names that a function or class reads from around it."""
     if isinstance(node, ast.ClassDef):
-        inner = Flow(node.body)
-        return inner.read
+        return _ClassBody(node.body).read
     arguments = node.args
     own = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     own |= {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument is not None}
     body = [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
     inner = _Within(body)
     return inner.named - own - inner.changed
+
+
+class _ClassBody(Flow):
+    """The body of a class, whose variables its functions and comprehensions do not see: these see those around the class."""
+
+    def _visible(self, known):
+        return set()
 
 
 class _Within(Flow):

@@ -1,11 +1,13 @@
 """Stores the values of variables for the later components of an application."""
 
 from . import _errors
-from ._bundle import Bundle, Elsewhere, Pickling, bounds, is_writable, located, view_bounds
+from ._bundle import Bundle, Elsewhere, Pickling, bounds, copies_that_share, is_writable, located, view_bounds
 from ._regions import Stretch, address_of
 
 # Size, in bytes, above which a pickle goes into a memory component.
 LARGE_BYTES = 8 << 10
+# Size, in bytes, up to which a pickle is in the message if no memory component is accessed by all components that get it.
+MESSAGE_BYTES = 64 << 10
 
 
 class _Piece:
@@ -41,6 +43,7 @@ class Leaving:
 
     def bundles(self, values):
         alone = [Pickling({name: value}) for name, value in values.items()]
+        self.check_copies(alone)
         reached = {}
         for made in alone:
             for array in made.arrays:
@@ -50,6 +53,14 @@ class Leaving:
         for piece in self._pieces(picklings, reached):
             self._place(piece)
         return [self._bundle(made) for made in picklings]
+
+    def check_copies(self, alone):
+        """Refuses arrays that share memory of which one is copied. Arguments and results, to or from the caller without a name, are copies."""
+        found = copies_that_share(alone) if self._name and "" not in self._later else None
+        if found is not None:
+            listed, kind = " and ".join(found[0]), found[1]
+            text = f"at the end of component {self._name} {listed} share memory, and of a {kind} a copy is passed on: copy one of them before"
+            raise _errors.InvalidArgument(text)
 
     def _together(self, group, values):
         names = [name for made in group for name in made.names]
@@ -139,11 +150,14 @@ class Leaving:
 
     def _home(self, names, what):
         """Chooses the memory component for shared memory of these variables: every component that gets one of them must access it."""
+        home = self._home_of(names)
+        if home is None:
+            raise self._shared(names, what)
+        return home
+
+    def _home_of(self, names):
         users = [self._name, *self._users(names)]
-        for name in sorted(names):
-            if all(name in self._access.get(user, ()) for user in users):
-                return name
-        raise self._shared(names, what)
+        return next((name for name in sorted(names) if all(name in self._access.get(user, ()) for user in users)), None)
 
     def _shared(self, names, what):
         listed = " and ".join(sorted(names))
@@ -185,9 +199,10 @@ class Leaving:
         return self._memory.has(stretch.component) and self._memory.channel(stretch.component).readonly
 
     def _body(self, made):
-        if len(made.body) <= LARGE_BYTES:
+        names, nbytes = set(made.names), len(made.body)
+        if nbytes <= LARGE_BYTES or (nbytes <= MESSAGE_BYTES and self._home_of(names) is None):
             return made.body
-        home = self._home(set(made.names), f"{len(made.body)} bytes")
+        home = self._home(names, f"{nbytes} bytes")
         stretch = self._memory.append(home, len(made.body))
         self._memory.channel(home).write(stretch.offset, made.body)
         return stretch

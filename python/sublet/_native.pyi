@@ -29,6 +29,15 @@ class _Lease(TypedDict):
     expires_unix_ms: int
     usage: NotRequired[_Usage]
 
+class _ChannelUse(TypedDict):
+    memory: str
+    reads: int
+    read_bytes: int
+    writes: int
+    written_bytes: int
+    maps: int
+    mapped_bytes: int
+
 class _Use(TypedDict):
     component: str
     attempts: int
@@ -40,6 +49,8 @@ class _Use(TypedDict):
     used_bytes: int
     allocated_byte_us: int
     used_byte_us: int
+    cpu_ns: int
+    channels: list[_ChannelUse]
 
 class _BillLine(TypedDict):
     lease: str

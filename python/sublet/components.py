@@ -15,7 +15,9 @@ variable map it on their own node, and otherwise copy it, or use it as a remote 
 
 import functools
 import inspect
+import operator
 import pickle
+import re
 import sys
 
 from . import _errors
@@ -24,12 +26,12 @@ from ._channel import instance, instances
 from ._leaving import Leaving
 from ._regions import REMOTE, Contents, RunMemory
 
-__all__ = ["choice", "component", "result", "unbound"]
+__all__ = ["choice", "component", "counted", "result", "unbound"]
 
 # Start of each message; the last byte is the version of the format.
 MAGIC = b"sublet app \x80\x02"
-# Start of a message that chooses the next component.
-CHOICE = b"sublet choice "
+# Line before the start of a message: the number of instances of the next component, or the choice of it.
+HEAD = re.compile(rb"(?:[0-9]+\n|sublet choice [^\n]*\n)?(?=sublet app )")
 # Maximum size of a component's message, in bytes.
 MOST_BYTES = 256 << 10
 # Maximum size of a pickled result in a message, in bytes, which leaves space for what the components have printed.
@@ -83,6 +85,21 @@ class choice:
         return f"sublet choice {number}\n"
 
 
+class counted:
+    """What a component leaves, with the number of instances of the next component."""
+
+    __slots__ = ("number", "left")
+
+    def __init__(self, number, left):
+        self.number = operator.index(number)
+        self.left = left
+
+    @staticmethod
+    def text(number):
+        """How the message begins by which the graph counts the instances."""
+        return f"{number}\n"
+
+
 def component(function):
     """Decorator that makes a function a component: it gets a message and returns the next one."""
     known = _components.setdefault(function.__module__, {})
@@ -114,7 +131,9 @@ class State:
 
     def to_bytes(self):
         fields = self.call, self.bundles, self.returned, self.access, self.printed, self.branches, self.changed
-        return MAGIC + pickle.dumps(fields, 5)
+        # A result that goes on passes one instance of the next component, if these are counted.
+        head = b"" if self.returned is None else counted.text(1).encode()
+        return head + MAGIC + pickle.dumps(fields, 5)
 
     def join(self, others):
         """Adds what the components, or instances, have changed that were executed at the same time as this first one."""
@@ -129,8 +148,9 @@ class State:
         """Decodes a message, or those of several components and instances, of which the first one has what they did not change."""
         if not data:
             raise _errors.InvalidArgument("components of an application need the message of another component, and got an empty one")
-        if data.startswith(CHOICE):
-            data = data[data.index(b"\n") + 1 :]
+        head = HEAD.match(data)
+        if head is not None:
+            data = data[head.end() :]
         if not data.startswith(MAGIC):
             first, *others = [State.of(output, loads) for output in _outputs(data)]
             first.join(others)
@@ -145,7 +165,7 @@ def _outputs(data):
         length = int.from_bytes(data[at : at + 8], "little")
         found.append(data[at + 8 : at + 8 + length])
         at += 8 + -(-length // 8) * 8
-    if at != len(data) or not all(output.startswith((MAGIC, CHOICE)) for output in found):
+    if at != len(data) or not all(HEAD.match(output) for output in found):
         raise _errors.InvalidArgument("the input is not a message of a component of an application")
     return found
 
@@ -191,6 +211,8 @@ class _Execution:
         text = ""
         if isinstance(left, choice):
             text, left = choice.text(left.number), left.left
+        elif isinstance(left, counted):
+            text, left = counted.text(left.number), left.left
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
@@ -248,7 +270,9 @@ class _Execution:
             raise _errors.InvalidArgument(f"{' and '.join(shared)}, which component {self._name} sets, shares values with other variables: copy them")
         wanted = frozenset().union(*self._later.values())
         others = [bundle for bundle in self._state.bundles if bundle.wanted(wanted)]
-        return Leaving(self._memory, self._name, self._later, self._state.access, others).bundles(new)
+        leaving = Leaving(self._memory, self._name, self._later, self._state.access, others)
+        leaving.check_copies([Pickling({name: value}) for name, value in {**same, **new}.items()])
+        return leaving.bundles(new)
 
     def _called(self, args, kwargs):
         global _running
@@ -275,12 +299,12 @@ class _Execution:
         return loaded
 
     def _returned(self, value):
-        """Returns the result for the caller, in its memory component if it is too large for a message."""
+        """Returns the result for the caller, in its memory component if it is too large for a message or has arrays that share memory."""
         homes = self._state.access.get(CALLER, ())
         if not homes or homes[0] not in self._state.access.get(self._name, ()):
             return pickled(value)
         home, what = homes[0], Pickling({"the result": value})
-        if what.nbytes() <= RESULT_BYTES and not any(map(is_remote, what.arrays)):
+        if what.nbytes() <= RESULT_BYTES and not any(map(is_remote, what.arrays)) and not what.overlap():
             body = pickled(value)
             if len(body) <= RESULT_BYTES:
                 return body
@@ -320,11 +344,11 @@ def place_of_run():
 def message_of(call, access, entry, branches=None):
     """Returns the message with the arguments for the first component, and the bytes that memory components begin with, by their names.
 
-    Large arguments are in the memory component that the function `entry` accesses for them.
+    Arguments that are large, or arrays that share memory, are in the memory component that the function `entry` accesses for them.
     """
     homes = [name for name in access.get(entry, ()) if ARGUMENTS in name]
     what = Pickling({"the arguments": call})
-    if what.nbytes() <= MOST_BYTES or not homes:
+    if not homes or (what.nbytes() <= MOST_BYTES and not what.overlap()):
         message = State(call=pickled(call), access=access, branches=branches).to_bytes()
         if len(message) <= MOST_BYTES:
             return message, {}

@@ -124,6 +124,22 @@ def test_what_else_a_part_of_a_block_changes_is_refused():
         made(shares)(2)
 
 
+def test_a_part_of_a_block_that_sets_nothing_gets_what_may_have_no_value():
+    def lacks(n):
+        if n:
+            found = n
+        with sublet.parallel():
+            print(found)
+            sublet.split()
+            more = n + 1
+        return found, more
+
+    source = sublet.app(lacks).source
+    compile(source, "source", "exec")
+    assert source.count("    return {}\n") == 1 and "def lacks_2(*, found=unbound):" in source
+    assert made(lacks)(3) == (3, 4)
+
+
 REFUSED = {
     "nothing to be executed before this block": "with sublet.parallel():\n    a = 1\n    sublet.split()\n    b = 2\nreturn a + b",
     "nothing behind this block": "x = 1\nwith sublet.parallel():\n    a = x\n    sublet.split()\n    b = x",

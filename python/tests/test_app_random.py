@@ -2,6 +2,11 @@
 
 import collections
 import inspect
+import pickle
+import sys
+import types
+
+import pytest
 
 import sublet
 from sublet import components
@@ -112,3 +117,64 @@ def test_random_programs_with_blocks_and_branches_come_to_the_same_as_the_whole(
             assert repr(found) == repr(expected), (inspect.getsource(program), application.source, a)
             outcomes["raised" if type(expected) is str else "returned"] += 1
     assert outcomes["returned"] > count // 4 and outcomes["raised"] > count // 8, outcomes
+
+
+def is_fired(edge, message, edges):
+    """Whether a trigger of the graph fires after a message."""
+    if "when" in edge:
+        return message.startswith(edge["when"].encode())
+    others = [other for other in edges if other["from"] == edge["from"] and "when" in other]
+    return not edge.get("otherwise") or not any(is_fired(other, message, edges) for other in others)
+
+
+def run_messages(application, *args):
+    """The components by the graph, each with the messages of those that trigger it, as a run executes them in workers."""
+    module = types.ModuleType(f"{application.graph['name']}_components")
+    exec(application.source, vars(module))
+    edges = [edge for edge in application.graph["edges"] if edge["type"] == "trigger"]
+    parts = {part["name"]: part["function"] for part in application.graph["components"] if part["type"] == "compute"}
+    bound = inspect.signature(application.local.__self__._function).bind(*args)
+    bound.apply_defaults()
+    first, _ = components.message_of((bound.args, bound.kwargs), application._access(), next(iter(parts.values())), application._branches())
+    given = {next(iter(parts)): [first]}
+    left = []
+    for name, function in parts.items():
+        if name not in given:
+            # It was skipped.
+            continue
+        whole = [len(message).to_bytes(8, "little") + message + bytes(-len(message) % 8) for message in given[name]]
+        message = getattr(module, function)(given[name][0] if len(whole) == 1 else b"".join(whole))
+        fired = [edge["to"] for edge in edges if edge["from"] == name and is_fired(edge, message, edges)]
+        for to in fired:
+            given.setdefault(to, []).append(message)
+        left += [] if fired else [message]
+    (last,) = left
+    return pickle.loads(components.State.of(last).returned)
+
+
+@pytest.mark.parametrize("kind", [Writer, Blocks])
+def test_random_programs_come_to_the_same_by_messages(kind, tmp_path, monkeypatch):
+    count, name = 200, f"programs_by_messages_of_{kind.__name__.lower()}"
+    text = "\n\n".join(kind(seed).program(f"program_{seed}") for seed in range(10_000, 10_000 + count))
+    (tmp_path / f"{name}.py").write_text(f"import contextlib\n\nimport sublet\n\n\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__(name)
+    programs = vars(sys.modules[name])
+
+    outcomes = collections.Counter()
+    for seed in range(10_000, 10_000 + count):
+        program = programs[f"program_{seed}"]
+        try:
+            application = sublet.app(program)
+        except SyntaxError:
+            outcomes["refused"] += 1
+            continue
+        for a in range(4):
+            expected, found = ended(program, a), ended(run_messages, application, a)
+            if found == "InvalidArgument" and kind is Blocks:
+                # A part of a block has changed the list that all have.
+                outcomes["changes"] += 1
+                continue
+            assert repr(found) == repr(expected), (inspect.getsource(program), application.source, a)
+            outcomes["raised" if type(expected) is str else "returned"] += 1
+    assert outcomes["returned"] > count // 5 and outcomes["changes"] < count // 10, outcomes

@@ -1,12 +1,14 @@
 """`sublet.remote` in applications: its arrays are in a memory component of the graph."""
 
 import pickle
+import weakref
 
 import numpy
 import pytest
 
 import sublet
 from sublet._compile import Compiled
+from sublet._remote import arena
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,17 @@ far = sublet.remote(working_set="1MiB")
 @sublet.remote(threshold="8KiB")
 def standardized(table):
     return (table - table.mean(axis=0)) / table.std(axis=0)
+
+
+def test_addresses_of_a_component_end_with_its_last_array():
+    channel = sublet.Channel("table", None)
+    component = arena.component_of(channel)
+    assert arena.component_of(channel) is component
+    ended = weakref.ref(component)
+    del component
+    # Without a garbage collection.
+    assert ended() is None
+    assert arena.component_of(channel).memory is channel
 
 
 def makes(n):

@@ -85,6 +85,21 @@ def test_the_memory_of_a_result_is_given_back(monkeypatch):
     assert [repr(memory) for memory in seen] == ["<sublet memory: released>"]
 
 
+def test_names_of_applications_and_fields_do_not_mean_memory():
+    def fields(n):
+        class Point:
+            table: int
+
+        table = numpy.arange(n)
+        sublet.split()
+        return table.sum()
+
+    application = made(fields, name="my.remote.arguments")
+    names = [part["name"] for part in application.graph["components"] if part["type"] == "memory"]
+    assert names == ["table", "my_remote_arguments.arguments", "my_remote_arguments.result"]
+    assert application(100) == 4950
+
+
 def test_a_small_result_needs_no_memory():
     outcome = made(text).run(10)
     assert {part["component"]: part["used_bytes"] for part in outcome.components}["text.result"] == 0

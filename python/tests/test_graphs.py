@@ -81,6 +81,11 @@ def test_instances_share_arrays_in_memory_components(table):
     ]
     used = {part["component"]: part for part in outcome.components}
     assert used["double"]["instances"] == 2 and used["table"]["used_bytes"] == 3_200_000
+    (moved,) = used["double"]["channels"]
+    # Each instance maps the whole table.
+    assert moved["memory"] == "table" and moved["maps"] >= 2 and moved["mapped_bytes"] >= 2 * 3_200_000
+    assert {"reads", "read_bytes", "writes", "written_bytes"} <= moved.keys()
+    assert used["fill"]["cpu_ns"] > 0 and used["table"]["channels"] == []
     assert len(outcome.run) == 32 and outcome.run in repr(outcome)
 
 
@@ -91,6 +96,13 @@ def test_result_in_memory_is_read_and_released(platform):
         assert table.nbytes == 32_000 and len(table.read()) == 32_000
     with pytest.raises(sublet.Error):
         table.read()
+
+
+def test_an_input_that_is_no_buffer_is_a_type_error(table):
+    for wrong in (10, [49, 48], "10"):
+        with pytest.raises(TypeError, match="bytes-like"):
+            table.run(wrong)
+    assert table.run(bytearray(b"10")).output == table.run(memoryview(b"1_0_")[::2]).output == table.run(b"10").output
 
 
 def test_a_run_without_such_memory_has_no_result(table):

@@ -31,7 +31,8 @@ class Writer:
 
     def statement(self, depth, indent):
         pad = "    " * indent
-        kinds = 8 * ["set", "add", "many"] + (3 * ["if", "for", "while", "try", "with", "return"] + ["delete", "def"] if depth else [])
+        rare = self.random.choice([["delete", "def"], ["delete several", "class"]])
+        kinds = 8 * ["set", "add", "many"] + (3 * ["if", "for", "while", "try", "with", "return"] + rare if depth else [])
         kind = self.random.choice(kinds)
         if kind == "set":
             self.lines.append(f"{pad}{self.name()} = {self.value()}")
@@ -41,6 +42,14 @@ class Writer:
             self.lines.append(f"{pad}{self.name()}, *rest = {self.value()}, {self.name()}, {self.name()}")
         elif kind == "delete":
             self.lines.append(f"{pad}del {self.name()}")
+        elif kind == "delete several":
+            self.lines.append(f"{pad}del ({self.name()}, [rest])")
+        elif kind == "class":
+            # Its variable is not that of its method.
+            name = self.name()
+            self.lines += [f"{pad}class Inner:", f"{pad}    {name} = 5", f"{pad}    made = [{name} for _ in range(2)]"]
+            self.lines += [f"{pad}    def get(self):", f"{pad}        return {name} + self.{name} + self.made[0]"]
+            self.lines.append(f"{pad}{self.name()} = Inner().get()")
         elif kind == "return":
             self.lines.append(f"{pad}if {self.name()} > 6: return {self.name()}, {self.name()}")
         elif kind == "def":

@@ -63,6 +63,7 @@ static void a_graph_is_run_and_says_what_it_had(void) {
     heard all = {0, 0, 0, 0, ""};
     sublet_outcome *outcome = NULL;
     sublet_component_use used[8];
+    sublet_channel_use moved[4];
     size_t count = 0;
     const char *run = NULL;
     CHECK_OK(sublet_application_run(application, &most, sizeof most, hear, &all, &outcome));
@@ -73,6 +74,10 @@ static void a_graph_is_run_and_says_what_it_had(void) {
     CHECK_OK(sublet_outcome_components(outcome, used, 8, &count));
     CHECK(count == 3 && used[1].instances == 2 && used[1].attempts == 1 && used[0].end_us >= used[0].begin_us);
     CHECK(strcmp(used[2].component, "numbers") == 0 && used[2].used_bytes == most * 8);
+    CHECK_OK(sublet_outcome_channels(outcome, moved, 4, &count));
+    CHECK(count == 2 && strcmp(moved[0].component, "count") == 0 && strcmp(moved[0].memory, "numbers") == 0);
+    CHECK(moved[0].writes > 0 && moved[0].written_bytes == most * 8 && moved[0].reads == 0);
+    CHECK(strcmp(moved[1].component, "add") == 0 && moved[1].reads > 0 && moved[1].read_bytes == most * 8);
     sublet_outcome_free(outcome);
     sublet_application_free(application);
 }

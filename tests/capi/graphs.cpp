@@ -53,6 +53,8 @@ void a_graph_is_run_and_says_what_it_had() {
     CHECK((heard == std::vector<std::string>{"count", "count", "add", "add"}));
     CHECK(outcome.run.size() == 32 && outcome.components.size() == 3);
     CHECK(outcome.components[2].component == "numbers" && outcome.components[2].used_bytes == 8000);
+    CHECK(outcome.channels.size() == 2 && outcome.channels[0].component == "count" && outcome.channels[0].memory == "numbers");
+    CHECK(outcome.channels[0].written_bytes == 8000 && outcome.channels[1].read_bytes == 8000);
     sublet::run_options options;
     options.fabric = "tcp";
     const auto opened = sublet::application::open(invoker, application.digest(), options);

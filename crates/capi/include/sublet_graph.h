@@ -111,9 +111,25 @@ typedef struct sublet_component_use {
     uint64_t used_bytes;
     uint64_t allocated_byte_us; /* integral over time: bytes times microseconds */
     uint64_t used_byte_us;
+    uint64_t cpu_ns;            /* processor time of the workers of a compute component */
 } sublet_component_use;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_component_use) == 64, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_component_use) == 72, "the library is built for 64-bit machines");
+
+/* Data that the functions of a compute component moved to and from a memory component, in all of its attempts. Functions that
+ * fail are not counted. */
+typedef struct sublet_channel_use {
+    const char *component;  /* name of the compute component */
+    const char *memory;     /* name of the memory component; "a~b" for messages from a to b; "c/swap" for the swap space of c */
+    uint64_t reads;         /* number of reads, of received messages, or of pages that were swapped in */
+    uint64_t read_bytes;
+    uint64_t writes;        /* number of writes, of sent messages, or of pages that were swapped out */
+    uint64_t written_bytes;
+    uint64_t maps;          /* number of requests for addresses of mapped memory */
+    uint64_t mapped_bytes;  /* bytes whose addresses were returned; accesses through an address are not counted */
+} sublet_channel_use;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_channel_use) == 64, "the library is built for 64-bit machines");
 
 /* Deploys a graph: a JSON document of `len_bytes` bytes. `options` may be NULL. Errors: SUBLET_INVALID_GRAPH (the message
  * lists all errors), SUBLET_UNKNOWN_PACKAGE, SUBLET_UNKNOWN_FUNCTION, SUBLET_INVALID_ARGUMENT (fabric),
@@ -156,6 +172,10 @@ SUBLET_API sublet_status sublet_outcome_outputs(const sublet_outcome *outcome, s
 /* Writes the resources of each component, in the same way. */
 SUBLET_API sublet_status sublet_outcome_components(const sublet_outcome *outcome, sublet_component_use *components,
                                                    size_t capacity, size_t *count);
+
+/* Writes the data that each compute component moved, for each memory component and each message edge, in the same way. */
+SUBLET_API sublet_status sublet_outcome_channels(const sublet_outcome *outcome, sublet_channel_use *channels, size_t capacity,
+                                                 size_t *count);
 
 /* Returns the name and the length of the memory component that the graph declares as the result; NULL and 0 without one, or
  * if nothing has accessed it. The name is valid until the outcome is freed. */

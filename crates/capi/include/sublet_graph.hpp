@@ -74,6 +74,19 @@ struct component_use {
     std::uint64_t used_bytes;
     std::uint64_t allocated_byte_us;
     std::uint64_t used_byte_us;
+    std::chrono::nanoseconds cpu;  // processor time of its workers
+};
+
+// Data that a compute component moved to and from a memory component; see sublet_channel_use.
+struct channel_use {
+    std::string component;
+    std::string memory;
+    std::uint64_t reads;
+    std::uint64_t read_bytes;
+    std::uint64_t writes;
+    std::uint64_t written_bytes;
+    std::uint64_t maps;
+    std::uint64_t mapped_bytes;
 };
 
 // Outcome of a run.
@@ -81,6 +94,7 @@ struct outcome {
     std::string run;
     std::vector<output> outputs;  // outputs of the components that trigger no other
     std::vector<component_use> components;
+    std::vector<channel_use> channels;
     // The handle that holds the result's memory, as long as any copy of this outcome.
     std::shared_ptr<const sublet_outcome> handle;
 
@@ -220,7 +234,12 @@ private:
         for (const sublet_component_use &each : listed<sublet_component_use>(told, sublet_outcome_components)) {
             made.components.push_back({each.component, each.attempts, each.instances,
                                        std::chrono::microseconds(each.begin_us), std::chrono::microseconds(each.end_us),
-                                       each.allocated_bytes, each.used_bytes, each.allocated_byte_us, each.used_byte_us});
+                                       each.allocated_bytes, each.used_bytes, each.allocated_byte_us, each.used_byte_us,
+                                       std::chrono::nanoseconds(each.cpu_ns)});
+        }
+        for (const sublet_channel_use &each : listed<sublet_channel_use>(told, sublet_outcome_channels)) {
+            made.channels.push_back({each.component, each.memory, each.reads, each.read_bytes, each.writes,
+                                     each.written_bytes, each.maps, each.mapped_bytes});
         }
         return made;
     }

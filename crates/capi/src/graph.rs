@@ -6,7 +6,7 @@ use std::ptr::null;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sublet::{Application, ComponentUse, Error, News, Outcome, RunOptions, RunResult};
+use sublet::{Application, ChannelUse, ComponentUse, Error, News, Outcome, RunOptions, RunResult, Traffic};
 
 use crate::boundary::{
     OK, argument, bytes, bytes_mut, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
@@ -25,6 +25,8 @@ pub struct sublet_outcome {
     /// Output of each instance, with its component's name.
     outputs: Vec<(CString, u32, Vec<u8>)>,
     components: Vec<(CString, ComponentUse)>,
+    /// Data that compute components moved: the component's name, the memory component's, and the amounts.
+    channels: Vec<(CString, CString, Traffic)>,
     /// The memory component that is the result, with its name.
     result: Option<(CString, Arc<RunResult>)>,
 }
@@ -77,13 +79,28 @@ pub struct sublet_component_use {
     used_bytes: u64,
     allocated_byte_us: u64,
     used_byte_us: u64,
+    cpu_ns: u64,
+}
+
+/// `struct sublet_channel_use`.
+#[repr(C)]
+pub struct sublet_channel_use {
+    component: *const c_char,
+    memory: *const c_char,
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    maps: u64,
+    mapped_bytes: u64,
 }
 
 // The sizes that sublet_graph.h asserts.
 const _: () = assert!(size_of::<sublet_run_options>() == 56);
 const _: () = assert!(size_of::<sublet_news>() == 40);
 const _: () = assert!(size_of::<sublet_output>() == 32);
-const _: () = assert!(size_of::<sublet_component_use>() == 64);
+const _: () = assert!(size_of::<sublet_component_use>() == 72);
+const _: () = assert!(size_of::<sublet_channel_use>() == 64);
 
 /// `enum sublet_event`.
 const BEGAN: u32 = 1;
@@ -171,9 +188,17 @@ fn driven(
         let component = words(&component);
         (0..).zip(outputs).map(move |(instance, bytes)| (component.clone(), instance, bytes))
     };
+    let moved = |used: &ComponentUse| {
+        let component = words(&used.component);
+        let described = |channel: &ChannelUse| {
+            (component.clone(), words(&channel.memory), channel.traffic.unwrap_or_default())
+        };
+        used.channels.iter().map(described).collect::<Vec<_>>()
+    };
     Ok(Box::new(sublet_outcome {
         run: words(&run),
         outputs: outputs.into_iter().flat_map(of).collect(),
+        channels: components.iter().flat_map(moved).collect(),
         components: components.into_iter().map(|used| (words(&used.component), used)).collect(),
         result: result.map(|result| (words(&result.component), result)),
     }))
@@ -393,9 +418,39 @@ pub unsafe extern "C" fn sublet_outcome_components(
             used_bytes: used.used_bytes,
             allocated_byte_us: used.allocated_byte_us,
             used_byte_us: used.used_byte_us,
+            cpu_ns: used.cpu_ns,
         };
         // SAFETY: the caller's memory.
         unsafe { listed((components, capacity), count, outcome.components.iter().map(described)) }
+    })
+}
+
+/// Writes the data that each compute component moved to and from memory components.
+///
+/// # Safety
+/// The duties of `sublet_graph.h` hold for outcomes and outputs; `channels` has space for `capacity` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_channels(
+    outcome: *const sublet_outcome,
+    channels: *mut sublet_channel_use,
+    capacity: usize,
+    count: *mut usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        let described = |(component, memory, moved): &(CString, CString, Traffic)| sublet_channel_use {
+            component: component.as_ptr(),
+            memory: memory.as_ptr(),
+            reads: moved.reads,
+            read_bytes: moved.read_bytes,
+            writes: moved.writes,
+            written_bytes: moved.written_bytes,
+            maps: moved.maps,
+            mapped_bytes: moved.mapped_bytes,
+        };
+        // SAFETY: the caller's memory.
+        unsafe { listed((channels, capacity), count, outcome.channels.iter().map(described)) }
     })
 }
 
@@ -484,125 +539,4 @@ pub unsafe extern "C" fn sublet_outcome_free(outcome: *mut sublet_outcome) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ffi::CStr;
-    use std::ptr::null_mut;
-    use sublet::Code;
-
-    fn options() -> sublet_run_options {
-        sublet_run_options {
-            size_bytes: 56,
-            retries: 1,
-            patience_ns: 2,
-            prewarm_ns: NO_PREWARM_NS,
-            keep_alive_ns: 3,
-            hot_timeout_ns: 4,
-            lease_timeout_ns: 5,
-            fabric: c"tcp".as_ptr(),
-        }
-    }
-
-    #[test]
-    fn options_convert_and_null_means_defaults() {
-        // SAFETY: options that live here, and a null pointer.
-        let said = |options: *const sublet_run_options| unsafe { sublet_run_options::to_facade(options) };
-        let chosen = said(&options()).unwrap();
-        assert_eq!((chosen.retries, chosen.prewarm, chosen.patience.as_nanos()), (1, None, 2));
-        assert_eq!((chosen.keep_alive.as_nanos(), chosen.hot_timeout.as_nanos()), (3, 4));
-        assert_eq!((chosen.lease_timeout.as_nanos(), chosen.fabric), (5, "tcp".parse().ok()));
-        let at_once = sublet_run_options { prewarm_ns: 0, fabric: null(), ..options() };
-        assert_eq!(said(&raw const at_once).unwrap().prewarm, Some(Duration::ZERO));
-        assert_eq!(said(null()).unwrap().retries, RunOptions::default().retries);
-        for wrong in [
-            sublet_run_options { size_bytes: 8, ..options() },
-            sublet_run_options { fabric: c"homing pigeon".as_ptr(), ..options() },
-        ] {
-            assert_eq!(said(&raw const wrong).unwrap_err().code, Code::InvalidArgument);
-        }
-    }
-
-    /// Records the events, and abandons the run when a component is lost.
-    unsafe extern "C" fn hear(news: *const sublet_news, user: *mut c_void) -> c_int {
-        // SAFETY: as `driven` calls it, with the list of the test.
-        let (news, heard) = unsafe { (&*news, &mut *user.cast::<Vec<String>>()) };
-        let text = |text: *const c_char| match text.is_null() {
-            true => "-",
-            // SAFETY: not null, so it is a string during the call.
-            false => unsafe { CStr::from_ptr(text) }.to_str().unwrap(),
-        };
-        let sublet_news { event, attempt, took_ns, status, .. } = *news;
-        let (component, message) = (text(news.component), text(news.message));
-        heard.push(format!("{event} {attempt} {component} {took_ns} {status} {message}"));
-        c_int::from(event == LOST)
-    }
-
-    #[test]
-    fn reports_events_until_the_listener_stops() {
-        let mut heard: Vec<String> = Vec::new();
-        let listener = Listener { call: Some(hear), user: (&raw mut heard).cast() };
-        let component = || "a".to_owned();
-        let error = || Error::new(Code::NoCapacity, "full\0");
-        let ran = driven(listener, |news, goes_on| {
-            news(&News::Began { component: component(), attempt: 2 });
-            news(&News::Waits { component: component(), error: error() });
-            news(&News::Ended { component: component(), took: Duration::from_nanos(7) });
-            assert!(goes_on());
-            news(&News::Lost { component: component(), error: error() });
-            assert!(!goes_on());
-            news(&News::Began { component: component(), attempt: 3 });
-            Err(error())
-        });
-        assert_eq!(ran.map(drop).unwrap_err().code, Code::NoCapacity);
-        let number = Code::NoCapacity.number();
-        assert_eq!(
-            heard,
-            [
-                "1 2 a 0 0 -",
-                &format!("3 0 a 0 {number} full?"),
-                "2 0 a 7 0 -",
-                &format!("4 0 a 0 {number} full?")
-            ]
-        );
-        let silent = Listener { call: None, user: null_mut() };
-        assert!(silent.hear(&News::Lost { component: component(), error: error() }));
-    }
-
-    #[test]
-    fn writes_outcome_up_to_capacity() {
-        let listener = Listener { call: None, user: null_mut() };
-        let outputs =
-            vec![("a".to_owned(), vec![b"one".to_vec(), Vec::new()]), ("b".to_owned(), vec![b"x".to_vec()])];
-        let components =
-            vec![ComponentUse { component: "a".to_owned(), attempts: 2, ..ComponentUse::default() }];
-        let outcome =
-            driven(listener, |_, _| Ok(Outcome { run: "r".to_owned(), outputs, components, result: None }))
-                .unwrap();
-        let outcome = &raw const *outcome;
-        let mut told: [sublet_output; 2] =
-            [(); 2].map(|()| sublet_output { component: null(), data: null(), len_bytes: 9, instance: 9 });
-        let (mut count, mut used) = (0, 0);
-        // SAFETY: an outcome and places that live here.
-        let (first, second, third) = unsafe {
-            (
-                sublet_outcome_outputs(outcome, told.as_mut_ptr(), 2, &raw mut count),
-                sublet_outcome_outputs(outcome, null_mut(), 1, &raw mut count),
-                sublet_outcome_components(outcome, null_mut(), 0, &raw mut used),
-            )
-        };
-        assert_eq!((first, second, third), (OK, Code::InvalidArgument.number(), OK));
-        assert_eq!((count, used), (3, 1));
-        assert_eq!((told[0].len_bytes, told[0].instance), (3, 0));
-        assert_eq!((told[1].len_bytes, told[1].instance), (0, 1));
-        let (mut name, mut len, mut byte) = (c"before".as_ptr(), 7, 0u8);
-        // SAFETY: an outcome and places that live here.
-        let (told, read) = unsafe {
-            (
-                sublet_outcome_result(outcome, &raw mut name, &raw mut len),
-                sublet_outcome_read(outcome, 0, (&raw mut byte).cast(), 1),
-            )
-        };
-        assert_eq!((told, read), (OK, Code::InvalidArgument.number()));
-        assert!(name.is_null() && len == 0);
-    }
-}
+mod tests;

@@ -33,7 +33,8 @@
 pub use sublet_proto::pool::Pool;
 pub use sublet_proto::price::bill;
 pub use sublet_proto::v1::{
-    BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Price, ProcessingUnit, Usage,
+    BillLine, BillRequest, ChannelUse, ComponentUse, Lease, PackageInfo, Price, ProcessingUnit, Traffic,
+    Usage,
 };
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::deploy::is_path;

@@ -58,9 +58,12 @@ def component_of(memory):
     """Returns the component of a caller's `sublet.Memory`, or of a function's `sublet.Channel`: one for each, so that
     overlapping arrays have overlapping shadows.
     """
-    if memory._remote is None:
-        memory._remote = Component(memory)
-    return memory._remote
+    found = None if memory._remote is None else memory._remote()
+    if found is None:
+        found = Component(memory)
+        # A cycle of references would keep the addresses, which are a tebibyte, until the next garbage collection.
+        memory._remote = weakref.ref(found)
+    return found
 
 
 def address_of(array):
