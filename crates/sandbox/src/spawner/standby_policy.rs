@@ -97,7 +97,7 @@ fn is_active(claim: &StandbyClaim<'_>) -> bool {
 }
 
 /// Returns the position of the tenants' set that is forgotten before another one of this tenant is remembered, if one has to
-/// be: of the tenant itself if it has its share of sets, otherwise of the tenant with the most sets. Of these it is the one
+/// be: of the tenant itself if it has its share of sets, otherwise of the tenants with the most sets. Of these it is the one
 /// that is asked for least. Each set has its tenant and its number of requests.
 pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
     let mut counts = BTreeMap::new();
@@ -105,15 +105,18 @@ pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
         let count: &mut usize = counts.entry(*owner).or_default();
         *count += 1;
     }
-    let own = counts.get(tenant).copied().unwrap_or(0);
-    let largest = counts.iter().max_by_key(|(_, count)| **count).map(|(owner, _)| *owner);
-    let loser = match (own >= MAX_OF_TENANT, sets.len() >= MAX_OF_TENANTS) {
-        (true, _) => tenant,
-        (false, true) => largest?,
-        (false, false) => return None,
+    let count_of = |owner: &str| counts.get(owner).copied().unwrap_or(0);
+    let is_full = sets.len() >= MAX_OF_TENANTS;
+    if count_of(tenant) < MAX_OF_TENANT && !is_full {
+        return None;
+    }
+    let most = counts.values().copied().max()?;
+    let loses = |owner: &str| match count_of(tenant) >= MAX_OF_TENANT {
+        true => owner == tenant,
+        false => count_of(owner) == most,
     };
-    let owned = sets.iter().enumerate().filter(|(_, (owner, _))| *owner == loser);
-    owned.min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b)).map(|(position, _)| position)
+    let losing = sets.iter().enumerate().filter(|(_, (owner, _))| loses(owner));
+    losing.min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b)).map(|(position, _)| position)
 }
 
 #[cfg(test)]
@@ -237,5 +240,13 @@ mod tests {
         let mut sets: Vec<_> = names.iter().map(|name| (name.as_str(), 0.1)).collect();
         sets.push(("t7", 5.0));
         assert_eq!(forgotten(&sets, "new"), Some(7), "the coldest of the tenant with the most");
+    }
+
+    #[test]
+    fn coldest_set_is_forgotten_whatever_its_tenant_is_called() {
+        let names: Vec<_> = (0..MAX_OF_TENANTS).map(|number| format!("t{number:02}")).collect();
+        let mut sets: Vec<_> = names.iter().map(|name| (name.as_str(), 1.0)).collect();
+        sets[3].1 = 0.5;
+        assert_eq!(forgotten(&sets, "new"), Some(3), "all tenants have as many sets");
     }
 }
