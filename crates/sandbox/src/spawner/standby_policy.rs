@@ -5,8 +5,11 @@
 //! The node itself is the owner of the sets of its own interpreter. An owner may use more than its share while no other
 //! owner needs it. For another owner, only processes of an owner beyond its share make way, and only until the other owner
 //! has its own share. Within an owner, sets that are asked for less make way.
+//!
+//! One process imports at a time. So owners take turns: a tenant whose imports take long delays those of others by one import.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 /// Maximum number of sets of one tenant that are remembered.
 pub(super) const MAX_OF_TENANT: usize = 4;
@@ -26,6 +29,8 @@ pub(super) struct StandbyClaim<'set> {
     pub(super) needed_bytes: u64,
     /// Whether another process of it is worthwhile, and there are idle cores for it.
     pub(super) can_begin: bool,
+    /// When its latest import began, if there was one.
+    pub(super) latest_import: Option<Instant>,
 }
 
 /// Next step towards the processes that there should be. Sets are named by their positions.
@@ -39,8 +44,15 @@ pub(super) enum StandbyStep {
 
 /// Decides on the next step within this memory for all processes, in bytes. Nothing if there is nothing to do.
 pub(super) fn next_step(claims: &[StandbyClaim<'_>], memory_bytes: u64) -> Option<StandbyStep> {
+    let mut latest = BTreeMap::new();
+    for claim in claims {
+        let import: &mut Option<Instant> = latest.entry(claim.owner).or_default();
+        *import = (*import).max(claim.latest_import);
+    }
+    // The owner that has waited longest is first; an owner without an import has waited longer than all others.
+    let turn = |claim: &StandbyClaim<'_>| latest.get(&claim.owner).copied().flatten();
     let mut candidates: Vec<_> = claims.iter().enumerate().filter(|(_, claim)| claim.can_begin).collect();
-    candidates.sort_by(|(_, a), (_, b)| b.heat.total_cmp(&a.heat));
+    candidates.sort_by(|(_, a), (_, b)| turn(a).cmp(&turn(b)).then(b.heat.total_cmp(&a.heat)));
     candidates.into_iter().find_map(|(position, _)| step_for(position, claims, memory_bytes))
 }
 
@@ -132,6 +144,7 @@ mod tests {
             reserved_bytes: reserved_mib * MIB,
             needed_bytes: needed_mib * MIB,
             can_begin: needed_mib > 0,
+            latest_import: None,
         }
     }
 
@@ -140,6 +153,32 @@ mod tests {
         let claims = [claim(None, 1.0, 0, 64), claim(Some("a"), 3.0, 0, 64), claim(None, 2.0, 100, 0)];
         assert_eq!(next_step(&claims, 200 * MIB), Some(StandbyStep::Begin(1, 100 * MIB)));
         assert_eq!(next_step(&[claim(None, 5.0, 100, 0)], 200 * MIB), None, "nothing could begin");
+    }
+
+    #[test]
+    fn owners_take_turns_to_import() {
+        let now = Instant::now();
+        let later = now + std::time::Duration::from_secs(30);
+        let after = |import: Option<Instant>, claim: StandbyClaim<'static>| StandbyClaim {
+            latest_import: import,
+            ..claim
+        };
+        let mut claims = [
+            after(Some(later), claim(Some("a"), 99.0, 0, 64)),
+            claim(Some("a"), 98.0, 0, 64),
+            after(Some(now), claim(Some("b"), 0.1, 0, 64)),
+            claim(None, 0.1, 0, 64),
+        ];
+        let first = |claims: &[StandbyClaim<'_>]| next_step(claims, 200 * MIB);
+        assert_eq!(first(&claims), Some(StandbyStep::Begin(3, 200 * MIB)), "it has not imported yet");
+        claims[3].can_begin = false;
+        assert_eq!(
+            first(&claims),
+            Some(StandbyStep::Begin(2, 200 * MIB)),
+            "a busy tenant does not come first"
+        );
+        claims[2].can_begin = false;
+        assert_eq!(first(&claims), Some(StandbyStep::Begin(0, 200 * MIB)));
     }
 
     #[test]
@@ -200,6 +239,7 @@ mod tests {
                     reserved_bytes: 0,
                     needed_bytes: 1 + random(600),
                     can_begin: true,
+                    latest_import: None,
                 })
                 .collect();
             let mut steps = 0;

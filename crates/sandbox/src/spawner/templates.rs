@@ -343,6 +343,7 @@ impl Templates {
             reserved_bytes: standby.reserved_bytes(),
             needed_bytes: standby.needed_bytes(),
             can_begin: self.terms.memory_bytes > 0 && is_worthwhile && has_cores,
+            latest_import: standby.latest_import(),
         }
     }
 
