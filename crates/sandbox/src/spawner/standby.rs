@@ -115,6 +115,8 @@ pub(super) struct StandbySet {
     is_owned: bool,
     /// Imports since a program has asked for the modules.
     attempts: u32,
+    /// When the latest import began.
+    latest_import: Option<Instant>,
 }
 
 struct StandbyProcess {
@@ -152,6 +154,11 @@ impl StandbySet {
     pub(super) fn counts(&self) -> (usize, usize) {
         let waiting = self.processes.iter().filter(|process| process.has_imported).count();
         (waiting, self.processes.len() - waiting)
+    }
+
+    /// When the latest import of the modules began, if there was one.
+    pub(super) fn latest_import(&self) -> Option<Instant> {
+        self.latest_import
     }
 
     /// Memory that its processes may take, in bytes.
@@ -217,6 +224,7 @@ impl StandbySet {
     ) -> Result<(), SandboxError> {
         debug_assert!(self.processes.len() < self.most(), "{} processes", self.processes.len());
         self.attempts = self.attempts.saturating_add(1);
+        self.latest_import = Some(Instant::now());
         self.processes.push(StandbyProcess::begin(means, sandbox, order)?);
         Ok(())
     }

@@ -5,8 +5,11 @@
 //! The node itself is the owner of the sets of its own interpreter. An owner may use more than its share while no other
 //! owner needs it. For another owner, only processes of an owner beyond its share make way, and only until the other owner
 //! has its own share. Within an owner, sets that are asked for less make way.
+//!
+//! One process imports at a time. So owners take turns: a tenant whose imports take long delays those of others by one import.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 /// Maximum number of sets of one tenant that are remembered.
 pub(super) const MAX_OF_TENANT: usize = 4;
@@ -26,6 +29,8 @@ pub(super) struct StandbyClaim<'set> {
     pub(super) needed_bytes: u64,
     /// Whether another process of it is worthwhile, and there are idle cores for it.
     pub(super) can_begin: bool,
+    /// When its latest import began, if there was one.
+    pub(super) latest_import: Option<Instant>,
 }
 
 /// Next step towards the processes that there should be. Sets are named by their positions.
@@ -39,8 +44,15 @@ pub(super) enum StandbyStep {
 
 /// Decides on the next step within this memory for all processes, in bytes. Nothing if there is nothing to do.
 pub(super) fn next_step(claims: &[StandbyClaim<'_>], memory_bytes: u64) -> Option<StandbyStep> {
+    let mut latest = BTreeMap::new();
+    for claim in claims {
+        let import: &mut Option<Instant> = latest.entry(claim.owner).or_default();
+        *import = (*import).max(claim.latest_import);
+    }
+    // The owner that has waited longest is first; an owner without an import has waited longer than all others.
+    let turn = |claim: &StandbyClaim<'_>| latest.get(&claim.owner).copied().flatten();
     let mut candidates: Vec<_> = claims.iter().enumerate().filter(|(_, claim)| claim.can_begin).collect();
-    candidates.sort_by(|(_, a), (_, b)| b.heat.total_cmp(&a.heat));
+    candidates.sort_by(|(_, a), (_, b)| turn(a).cmp(&turn(b)).then(b.heat.total_cmp(&a.heat)));
     candidates.into_iter().find_map(|(position, _)| step_for(position, claims, memory_bytes))
 }
 
@@ -97,7 +109,7 @@ fn is_active(claim: &StandbyClaim<'_>) -> bool {
 }
 
 /// Returns the position of the tenants' set that is forgotten before another one of this tenant is remembered, if one has to
-/// be: of the tenant itself if it has its share of sets, otherwise of the tenant with the most sets. Of these it is the one
+/// be: of the tenant itself if it has its share of sets, otherwise of the tenants with the most sets. Of these it is the one
 /// that is asked for least. Each set has its tenant and its number of requests.
 pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
     let mut counts = BTreeMap::new();
@@ -105,15 +117,18 @@ pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
         let count: &mut usize = counts.entry(*owner).or_default();
         *count += 1;
     }
-    let own = counts.get(tenant).copied().unwrap_or(0);
-    let largest = counts.iter().max_by_key(|(_, count)| **count).map(|(owner, _)| *owner);
-    let loser = match (own >= MAX_OF_TENANT, sets.len() >= MAX_OF_TENANTS) {
-        (true, _) => tenant,
-        (false, true) => largest?,
-        (false, false) => return None,
+    let count_of = |owner: &str| counts.get(owner).copied().unwrap_or(0);
+    let is_full = sets.len() >= MAX_OF_TENANTS;
+    if count_of(tenant) < MAX_OF_TENANT && !is_full {
+        return None;
+    }
+    let most = counts.values().copied().max()?;
+    let loses = |owner: &str| match count_of(tenant) >= MAX_OF_TENANT {
+        true => owner == tenant,
+        false => count_of(owner) == most,
     };
-    let owned = sets.iter().enumerate().filter(|(_, (owner, _))| *owner == loser);
-    owned.min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b)).map(|(position, _)| position)
+    let losing = sets.iter().enumerate().filter(|(_, (owner, _))| loses(owner));
+    losing.min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b)).map(|(position, _)| position)
 }
 
 #[cfg(test)]
@@ -129,6 +144,7 @@ mod tests {
             reserved_bytes: reserved_mib * MIB,
             needed_bytes: needed_mib * MIB,
             can_begin: needed_mib > 0,
+            latest_import: None,
         }
     }
 
@@ -137,6 +153,32 @@ mod tests {
         let claims = [claim(None, 1.0, 0, 64), claim(Some("a"), 3.0, 0, 64), claim(None, 2.0, 100, 0)];
         assert_eq!(next_step(&claims, 200 * MIB), Some(StandbyStep::Begin(1, 100 * MIB)));
         assert_eq!(next_step(&[claim(None, 5.0, 100, 0)], 200 * MIB), None, "nothing could begin");
+    }
+
+    #[test]
+    fn owners_take_turns_to_import() {
+        let now = Instant::now();
+        let later = now + std::time::Duration::from_secs(30);
+        let after = |import: Option<Instant>, claim: StandbyClaim<'static>| StandbyClaim {
+            latest_import: import,
+            ..claim
+        };
+        let mut claims = [
+            after(Some(later), claim(Some("a"), 99.0, 0, 64)),
+            claim(Some("a"), 98.0, 0, 64),
+            after(Some(now), claim(Some("b"), 0.1, 0, 64)),
+            claim(None, 0.1, 0, 64),
+        ];
+        let first = |claims: &[StandbyClaim<'_>]| next_step(claims, 200 * MIB);
+        assert_eq!(first(&claims), Some(StandbyStep::Begin(3, 200 * MIB)), "it has not imported yet");
+        claims[3].can_begin = false;
+        assert_eq!(
+            first(&claims),
+            Some(StandbyStep::Begin(2, 200 * MIB)),
+            "a busy tenant does not come first"
+        );
+        claims[2].can_begin = false;
+        assert_eq!(first(&claims), Some(StandbyStep::Begin(0, 200 * MIB)));
     }
 
     #[test]
@@ -197,6 +239,7 @@ mod tests {
                     reserved_bytes: 0,
                     needed_bytes: 1 + random(600),
                     can_begin: true,
+                    latest_import: None,
                 })
                 .collect();
             let mut steps = 0;
@@ -237,5 +280,13 @@ mod tests {
         let mut sets: Vec<_> = names.iter().map(|name| (name.as_str(), 0.1)).collect();
         sets.push(("t7", 5.0));
         assert_eq!(forgotten(&sets, "new"), Some(7), "the coldest of the tenant with the most");
+    }
+
+    #[test]
+    fn coldest_set_is_forgotten_whatever_its_tenant_is_called() {
+        let names: Vec<_> = (0..MAX_OF_TENANTS).map(|number| format!("t{number:02}")).collect();
+        let mut sets: Vec<_> = names.iter().map(|name| (name.as_str(), 1.0)).collect();
+        sets[3].1 = 0.5;
+        assert_eq!(forgotten(&sets, "new"), Some(3), "all tenants have as many sets");
     }
 }

@@ -174,8 +174,12 @@ impl Templates {
         self.known.values().filter_map(|known| known.warm.as_ref()?.socket()).collect()
     }
 
-    /// Counts a request; forgets what is not asked for any more, should there be too much.
+    /// Counts a request; forgets what is not asked for any more, should there be too much. Ends what was made from folders
+    /// that the node's cache has removed since the agent's last look: it would not find its files.
     fn note(&mut self, template: &Template, now: Instant) {
+        if self.known.get(template).is_some_and(|known| known.folders.are_evicted()) {
+            self.known.remove(template);
+        }
         if !self.known.contains_key(template) {
             let forgotten = self.forgotten_for(template, now);
             forgotten.map(|forgotten| self.known.remove(&forgotten));
@@ -339,6 +343,7 @@ impl Templates {
             reserved_bytes: standby.reserved_bytes(),
             needed_bytes: standby.needed_bytes(),
             can_begin: self.terms.memory_bytes > 0 && is_worthwhile && has_cores,
+            latest_import: standby.latest_import(),
         }
     }
 
@@ -552,6 +557,22 @@ mod tests {
             templates.known.keys().filter(|known| known.owner.as_deref() == owner).count()
         };
         assert_eq!([of(None), of(Some("a")), of(Some("b"))], [1, standby_policy::MAX_OF_TENANT, 1]);
+    }
+
+    #[test]
+    fn request_takes_nothing_from_a_folder_that_was_replaced() {
+        let parent = tempfile::tempdir().unwrap();
+        let [folder, other] = ["folder", "other"].map(|name| parent.path().join(name));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        let template = owned(folder.to_str().unwrap(), "a");
+        let (mut templates, now) = (Templates::default(), Instant::now());
+        templates.note(&template, now);
+        std::fs::remove_dir(&folder).unwrap();
+        std::fs::rename(&other, &folder).unwrap();
+        assert!(templates.known[&template].folders.are_evicted(), "the look has not come yet");
+        templates.note(&template, now);
+        assert!(!templates.known[&template].folders.are_evicted(), "a set of the new folder");
     }
 
     #[test]
