@@ -5,6 +5,9 @@ Pure: it neither runs nor reads anything. Sizes are in bytes, times in seconds, 
 
 from typing import NamedTuple
 
+# Bytes that are copied into memory components in a second: what a split hands on is copied once.
+COPIED_PER_SECOND = 1e9
+
 
 class Sample(NamedTuple):
     """Measurements of a statement of the function's own body."""
@@ -63,7 +66,7 @@ def plan(samples, least=0.05, start=0.01):
     """Proposes the splits of least memory-time.
 
     A component holds what it gets and what it allocates, from its beginning to its end. It does not hold what earlier components have
-    allocated and none reads again: that is what a split saves.
+    allocated and none reads again: that is what a split saves. It costs the start of a component and the copies of what is handed on.
 
     Args:
         samples: Measurements of the function's statements, in their order.
@@ -82,7 +85,7 @@ def plan(samples, least=0.05, start=0.01):
             one = samples[begin]
             seconds, peak = seconds + one.seconds, max(peak, one.peak)
             if begin == 0 or one.is_split or one.refused is None:
-                cost = costs[begin] + _bytes(one, peak) * (seconds + (start if begin else 0))
+                cost = costs[begin] + _bytes(one, peak) * (seconds + (_delay(one, start) if begin else 0))
                 cost += 0 if begin == 0 or one.is_split else penalty
                 if best is None or cost < best[0]:
                     best = cost, begin
@@ -102,6 +105,11 @@ def _bytes(first, peak):
     return first.live + max(0, peak - first.base)
 
 
+def _delay(first, start):
+    """Time until a component begins that gets what is live before this statement."""
+    return start + first.live / COPIED_PER_SECOND
+
+
 def _sections(samples, splits, start):
     """The components between splits, which are numbers of statements in their order."""
     if not samples:
@@ -109,7 +117,7 @@ def _sections(samples, splits, start):
     sections = []
     for begin, end in zip([0, *splits], [*splits, len(samples)]):
         first, part = samples[begin], samples[begin:end]
-        seconds = sum(one.seconds for one in part) + (start if begin else 0)
+        seconds = sum(one.seconds for one in part) + (_delay(first, start) if begin else 0)
         own = max(0, max(one.peak for one in part) - first.base)
         sections.append(Section(begin, end - 1, seconds, first.live, own, (first.live + own) * seconds))
     return sections
