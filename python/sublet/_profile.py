@@ -85,7 +85,7 @@ def execute(path, lines, arguments):
 
 
 def _failed(why):
-    return _errors.FunctionFailed(f"{why}: nothing is proposed", "function_failed", 40)
+    return _errors.FunctionFailed(why, "function_failed", 40)
 
 
 @contextlib.contextmanager
@@ -153,9 +153,13 @@ class Profile:
         samples = []
         for number, one in sorted(most.items()):
             seconds = sum(record[number].seconds for record in self._records if number in record)
-            is_split = number > 0 and (self._others[number] or self._is_block(number - 1))
-            samples.append((number, one._replace(line=self.line(number), seconds=seconds, refused=one.refused or refusals.get(number), is_split=is_split)))
+            found = {"line": self.line(number), "seconds": seconds, "refused": one.refused or refusals.get(number), "is_split": self.is_begin(number)}
+            samples.append((number, one._replace(**found)))
         return [number for number, _ in samples], [sample for _, sample in samples]
+
+    def is_begin(self, number):
+        """Whether a component behind the first one begins with a statement already."""
+        return number > 0 and (self._others[number] or self._is_block(number - 1))
 
     def _is_block(self, number):
         return self._others[number] and isinstance(self.statements[number], (ast.With, ast.If))

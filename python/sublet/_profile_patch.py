@@ -30,7 +30,7 @@ def refusals(profile):
     """For each statement before which there cannot be a split, by its number, the reason."""
     found = {}
     for number, statement in enumerate(profile.statements):
-        if number > 0:
+        if number > 0 and not profile.is_begin(number):
             before = profile.statements[number - 1]
             if before.end_lineno >= _first(statement):
                 found[number] = "it begins on the line of the statement before"

@@ -89,17 +89,17 @@ class Proposal:
 
     def described(self):
         """The proposal as a dict, for JSON."""
-        one = self.plan
+        plan = self.plan
         return {
             "app": self.profile.name,
             "file": self.profile.source.file,
             "calls": self.profile.calls,
-            "byte_seconds_before": one.byte_seconds_before,
-            "byte_seconds_after": one.byte_seconds_after,
-            "before": [self._section(section) for section in one.before],
-            "after": [self._section(section) for section in one.after],
-            "splits": [self._split(index) for index in one.splits],
-            "refused": [{"line": sample.line, "reason": sample.refused} for sample in self.samples if sample.refused is not None],
+            "byte_seconds_before": plan.byte_seconds_before,
+            "byte_seconds_after": plan.byte_seconds_after,
+            "before": [self._section(section) for section in plan.before],
+            "after": [self._section(section) for section in plan.after],
+            "splits": [self._split(index) for index in plan.splits],
+            "refused": [{"line": one.line, "reason": one.refused} for one in self.samples if one.refused is not None and not one.is_split],
         }
 
     def _split(self, index):
@@ -236,7 +236,10 @@ def shown_check(checked):
 
 def history(given):
     """Judges the splits of an application by its runs that have succeeded."""
-    command = [program(), "--json", "graph", "history", given.history]
+    try:
+        command = [program(), "--json", "graph", "history", given.history]
+    except FileNotFoundError as error:
+        raise _errors.Error(str(error)) from None
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode != 0:
         # The command has said why.

@@ -210,11 +210,39 @@ def test_files_keep_their_line_ends_and_a_missing_last_one(tmp_path):
         assert path.read_bytes() == ends.encode()
 
 
+def test_components_that_are_there_and_variables_without_pickles_are_no_places_for_splits(tmp_path):
+    text = """\
+import threading
+import sublet
+
+@sublet.app
+def f(n: int):
+    a = bytearray(n)
+    b = len(a)
+    if n > 5:
+        sublet.split()
+        c = 1
+    else:
+        c = 2
+    lock = threading.Lock()
+    with lock:
+        d = b + c
+    return d
+
+f(100)
+"""
+    write(tmp_path, text)
+    found = proposal(tmp_path, "app.py")["f"]
+    assert [(section["first_line"], section["last_line"]) for section in found["before"]] == [(6, 7), (8, 12), (13, 16)]
+    reasons = {refused["line"]: refused["reason"] for refused in found["refused"]}
+    assert set(reasons) == {14} and reasons[14].startswith("lock cannot be passed to the next component")
+
+
 FAILS = {
     "no application": ("print(1)\n", "invalid_argument", "app.py has called no application: decorate a function with @sublet.app"),
-    "an exception": ("import sublet\n\n@sublet.app\ndef f():\n    return 1 // 0\n\nf()\n", "function_failed", "app.py has failed: nothing is proposed"),
-    "an exit status": ("raise SystemExit(3)\n", "function_failed", "app.py has ended with the status 3: nothing is proposed"),
-    "no Python": ("def\n", "function_failed", "app.py has failed: nothing is proposed"),
+    "an exception": ("import sublet\n\n@sublet.app\ndef f():\n    return 1 // 0\n\nf()\n", "function_failed", "error[function_failed]: app.py has failed\n"),
+    "an exit status": ("raise SystemExit(3)\n", "function_failed", "app.py has ended with the status 3\n"),
+    "no Python": ("def\n", "function_failed", "error[function_failed]: app.py has failed\n"),
     "a change": (
         "import sublet\n\n@sublet.app\ndef f():\n    a = 1\n    return a\n\nf()\nopen(__file__, 'a').write('# more\\n')\n",
         "invalid_argument",
