@@ -71,7 +71,7 @@ def arguments_of(given):
     return found
 
 
-# What is proposed.
+# Proposals.
 
 
 class Proposal:
@@ -151,7 +151,7 @@ def shown_bytes(count):
     return f"{count:.4g} GiB"
 
 
-# What is done with the proposals.
+# Patches and checks.
 
 
 def patched(proposals):
