@@ -17,14 +17,17 @@ from pathlib import Path
 from . import _errors, _profile, _profile_patch, _profile_plan
 from ._command import program
 
-_EXAMPLES = """\
-Examples:
-  sublet profile app.py                        show where to split the applications that app.py calls
-  sublet profile --patch split.patch app.py 7  the same with an argument, and write the splits: patch -p0 < split.patch
-  sublet profile --check app.py                run the proposed program on its platform as well, and compare
-  sublet profile --history regression          show which splits of its latest runs save nothing
-
-NumPy's arrays and Python's own objects are measured. Memory that other libraries allocate by themselves is not."""
+_EXAMPLES = "\n".join(
+    [
+        "Examples:",
+        "  sublet profile app.py                        show where to split the applications that app.py calls",
+        "  sublet profile --patch split.patch app.py 7  the same with an argument, and write the splits: patch -p0 < split.patch",
+        "  sublet profile --check app.py                run the proposed program on its platform as well, and compare",
+        "  sublet profile --history regression          show which splits of its latest runs save nothing",
+        "",
+        "NumPy's arrays and Python's own objects are measured. Memory that other libraries allocate by themselves is not.",
+    ]
+)
 
 
 def share(text):

@@ -57,7 +57,7 @@ def write(folder, text, name="app.py"):
 
 
 def proposal(folder, *arguments):
-    """What the command proposes for the program in a folder, by the names of applications."""
+    """The proposals of the command for the program in a folder, by the names of applications."""
     ended = run("--json", *arguments, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return {one["app"]: one for one in json.loads(ended.stdout)["apps"]}
