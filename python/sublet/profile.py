@@ -30,6 +30,13 @@ _EXAMPLES = "\n".join(
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors have the code of an invalid command line."""
+
+    def error(self, message):
+        raise _errors.InvalidArgument(f"{message}: see `sublet profile --help`")
+
+
 def share(text):
     """Reads a percentage as a part."""
     try:
@@ -54,7 +61,7 @@ def seconds(text):
 
 def arguments_of(given):
     """Reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sublet profile", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--app", metavar="NAME", help="measure this application only")

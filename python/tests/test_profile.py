@@ -283,7 +283,7 @@ def test_command_lines_that_mean_nothing_are_refused(given, tmp_path):
 @pytest.mark.parametrize("given", ["-1", "x", "101%"])
 def test_percentages_are_checked(given, tmp_path):
     ended = run("--least", given, "app.py", cwd=tmp_path)
-    assert ended.returncode != 0 and "is not a percentage from 0 to 100" in ended.stderr
+    assert ended.returncode == 10 and "is not a percentage from 0 to 100" in ended.stderr
 
 
 def test_the_command_of_the_environment_has_it(tmp_path):
@@ -307,7 +307,7 @@ def test_the_prediction_is_what_a_run_uses(tmp_path):
     assert 0.75 < kept["used_bytes"] / kept["predicted_bytes"] < 1.25
     assert 0 < checked["used_byte_seconds"] <= checked["allocated_byte_seconds"]
     # Tracing takes time, which the run does not take; a run holds the interpreter's pages as well.
-    assert 0.2 < checked["byte_seconds_predicted"] / checked["used_byte_seconds"] < 5
+    assert 0.1 < checked["byte_seconds_predicted"] / checked["used_byte_seconds"] < 10
 
 
 def test_a_history_names_the_splits_that_save_nothing(tmp_path):
