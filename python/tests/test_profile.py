@@ -179,6 +179,25 @@ def test_time_and_memory_are_those_of_the_statements(tmp_path):
     assert found["byte_seconds_after"] < found["byte_seconds_before"]
 
 
+def test_values_that_the_function_no_longer_has_are_not_counted(tmp_path):
+    text = """\
+import sublet
+
+@sublet.app
+def f(n: int):
+    a = bytearray(n)
+    if n > 0:
+        a = None
+        b = bytearray(n)
+    return len(b)
+
+f(1 << 25)
+"""
+    write(tmp_path, text)
+    (whole,) = proposal(tmp_path, "app.py")["f"]["before"]
+    assert 32 * MIB <= whole["own_bytes"] < 33 * MIB
+
+
 def test_closures_defaults_and_decorated_names_are_those_of_the_program(tmp_path):
     text = """\
 import sublet as s
