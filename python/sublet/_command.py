@@ -1,4 +1,4 @@
-"""Starts the command `sublet` of this environment: the program that the package contains.
+"""Starts the command `sublet` of this environment: the program that the package contains, and for `sublet profile` a module.
 
 Nodes that the command starts execute functions by the Python of the environment, unless configured otherwise.
 """
@@ -30,5 +30,10 @@ def _is_script(path):
 
 
 def main():
+    if sys.argv[1:2] == ["profile"]:
+        # This one runs programs in Python, and so is written in Python.
+        from . import profile
+
+        return profile.main(sys.argv[2:])
     os.environ.setdefault("SUBLET_PYTHON", sys.executable)
     os.execv(program(), ["sublet", *sys.argv[1:]])

@@ -69,10 +69,10 @@ class Function:
 
 
 class Compiled:
-    """The parts of a function, and how they are related."""
+    """The parts of a function, and how they are related. `source` is the function's, perhaps with other statements."""
 
-    def __init__(self, function, name=None):
-        self.source = Function(function)
+    def __init__(self, function, name=None, source=None):
+        self.source = source or Function(function)
         self.name = name or function.__name__
         node = self.source.node
         try:

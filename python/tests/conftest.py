@@ -23,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Patterns of the reasons for which tests skip, and whether this machine lacks what they need.
 _LACKS = [
     (r"could not import '(\w+)", lambda name: importlib.util.find_spec(name) is None),
+    (r"no patch", lambda: shutil.which("patch") is None),
     (r"no C compiler", lambda: shutil.which("cc") is None),
     (r"no network namespaces", lambda: not _makes_network_namespaces()),
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
