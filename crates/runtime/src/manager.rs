@@ -25,9 +25,12 @@ pub use crate::access::{default_address, default_state, manager_address, socket_
 use crate::access::Access;
 use crate::random::random_bits;
 use connection::{ManagerConnection, Repeat, RequestTerms, Whom};
+use handed::with_wait;
 
 /// Longest wait for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
+/// Time for which a request waits at one of several managers before it is made at the next.
+const TURN: Duration = Duration::from_millis(500);
 /// Longest time of a deployment, to which a second is added for each [`DEPLOY_STEP_BYTES`] of the package.
 const DEPLOY_DEADLINE: Duration = Duration::from_secs(30);
 const DEPLOY_STEP_BYTES: usize = 1 << 20;
@@ -231,17 +234,22 @@ impl ManagerClient {
     }
 
     fn request_of_racks(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
-        // A request that may wait first tries all managers without waiting: another may have the capacity that one
-        // lacks.
-        if request.wait_ms > 0 && self.connection.has_several() {
-            let at_once = v1::LeaseRequest { wait_ms: 0, ..request.clone() };
-            match self.request_once(at_once) {
-                // One that has just started waits for its nodes, if the request does.
-                Err(error) if may_have(error.code) => {}
+        if request.wait_ms == 0 || !self.connection.has_several() {
+            return self.request_once(request);
+        }
+        // It first tries all managers without waiting, since another may have the capacity that one lacks. Then it waits at
+        // each in turn, since capacity may become free at any of them.
+        let until = Instant::now() + Duration::from_millis(request.wait_ms);
+        let mut wait = Duration::ZERO;
+        loop {
+            let asked = Instant::now();
+            match self.request_once(with_wait(&request, wait)) {
+                // A refusal before the end of the wait is final.
+                Err(error) if may_have(error.code) && asked.elapsed() >= wait && asked < until => {}
                 answered => return answered,
             }
+            wait = TURN.min(until.saturating_duration_since(Instant::now()));
         }
-        self.request_once(request)
     }
 
     fn request_once(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {

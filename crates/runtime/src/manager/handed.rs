@@ -89,7 +89,7 @@ impl ManagerClient {
 }
 
 /// The same request, with another waiting time.
-fn with_wait(request: &LeaseRequest, wait: Duration) -> LeaseRequest {
+pub(super) fn with_wait(request: &LeaseRequest, wait: Duration) -> LeaseRequest {
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     LeaseRequest { wait_ms, ..request.clone() }
 }
