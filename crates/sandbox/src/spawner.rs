@@ -1,8 +1,8 @@
 //! The spawner: a process with a single thread that makes all sandboxes of one agent, and ends with it.
 //!
 //! It answers one request after the other. Without requests it only prepares the first processes of the next sandboxes,
-//! which wait in their namespaces and control groups for their plans, and processes on standby. Its only connection is its standard input; when
-//! the other end is closed the spawner ends, and with it everything that it has started.
+//! which wait in their namespaces and control groups for their plans, and processes on standby. Its only connection is its
+//! standard input; when the other end is closed the spawner ends, and with it everything that it has started.
 //!
 //! If the machine lacks control groups or users of their own for sandboxes, the spawner does without, as `strengths`
 //! reports. Every sandbox always has no capabilities and few system calls, and, but for weak isolation, namespaces and
@@ -11,6 +11,7 @@
 mod birth;
 pub(crate) mod cgroups;
 mod first_process;
+mod heat;
 mod link;
 mod look;
 mod means;

@@ -291,7 +291,7 @@ fn decode_template(message: SandboxTemplate, root: Option<RootImage>) -> Result<
         message;
     let language = decode_language(language).ok_or("its language is unknown")?;
     if imports.len() > MAX_IMPORTS {
-        return Err("a template imports at most 32 modules");
+        return Err("a template has more modules than a package can name");
     }
     if !imports.iter().all(|module| language.has_module(module)) {
         return Err("a module is no name of one in that language");
@@ -449,6 +449,18 @@ fn decode_failure(id: SandboxId, verb: &'static str, failure: SandboxFailure) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn template_has_as_many_modules_as_a_package_can_name() {
+        let of = |count: usize| {
+            let imports = vec!["os".to_owned(); count];
+            let language = encode_language(Language::Python);
+            decode_template(SandboxTemplate { language, imports, ..SandboxTemplate::default() }, None)
+        };
+        let most = sublet_proto::package::python::MAX_IMPORTS;
+        assert_eq!(of(most).map(|template| template.imports.len()), Ok(most));
+        assert!(of(most + 1).is_err_and(|why| why.contains("more modules")));
+    }
 
     #[test]
     fn failures_have_the_same_text_on_both_sides() {

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::io::Errno;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::needed_libraries;
 use sublet_proto::v1::FabricChoice;
@@ -18,6 +19,9 @@ use sublet_proto::{Code, Error};
 
 /// Name of glibc in the libraries that are linked with it.
 const GLIBC: &str = "libc.so.6";
+/// Maximum number of attempts to look a path up: the kernel gives up a lookup through `..` if any file of the machine is
+/// renamed meanwhile.
+const MAX_LOOKUPS: u32 = 1000;
 
 /// A C library for Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +110,9 @@ fn has_file(layers: &[PathBuf], path: &str) -> bool {
 fn has_in_layer(layer: &Path, path: &str) -> Option<bool> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let folder = openat(CWD, layer, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
-    let file = openat2(&folder, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
+    let look_up = || openat2(&folder, path, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+    let mut found = (0..MAX_LOOKUPS).map(|_| look_up());
+    let file = found.find(|found| !matches!(found, Err(Errno::AGAIN)))?.ok()?;
     // The mark of a removed file is a device.
     Some(FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::RegularFile)
 }
@@ -119,6 +125,7 @@ fn is_for_glibc(object: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use tempfile::TempDir;
 
@@ -159,6 +166,27 @@ mod tests {
         assert_eq!(of(&[&format!("usr/{musl}")]), CLibrary::Musl);
         assert_eq!(of(&[&format!("usr/{musl}"), "lib->usr/lib"]), CLibrary::Musl);
         assert_eq!(of(&[&format!("{musl}->/lib/libc.so"), "lib/libc.so"]), CLibrary::Musl);
+    }
+
+    #[test]
+    fn loader_is_found_while_other_files_are_renamed() {
+        let loader = loader(CLibrary::Musl);
+        let layer = layer(&["usr/lib/libc.so", &format!("{loader}->../usr/lib/libc.so")]);
+        let others = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| others.path().join(name));
+        fs::write(&one, "").unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    fs::rename(&one, &other).unwrap();
+                    fs::rename(&other, &one).unwrap();
+                }
+            });
+            let missed = (0..20_000).filter(|_| has_in_layer(layer.path(), &loader) != Some(true)).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(missed, 0);
+        });
     }
 
     #[test]

@@ -178,10 +178,14 @@ impl StandbySet {
 
     /// The number of cores for another process, if there should be one.
     pub(super) fn wanted_cores(&self, now: Instant) -> Option<usize> {
-        let is_resting = self.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
         let is_exhausted = self.is_owned && self.attempts >= MAX_ATTEMPTS;
-        let is_wanted = !is_resting && !is_exhausted && self.processes.len() < self.most();
+        let is_wanted = !self.is_resting(now) && !is_exhausted && self.processes.len() < self.most();
         self.terms.as_ref().filter(|_| is_wanted).map(|terms| terms.cores)
+    }
+
+    /// Whether a failure was so recent that no process is begun.
+    pub(super) fn is_resting(&self, now: Instant) -> bool {
+        self.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE)
     }
 
     /// Maximum number of its processes.

@@ -8,9 +8,9 @@
 //! A template in an image is kept by the same rule, also without modules: while it is not warm, its interpreter is started
 //! anew in a container.
 //!
-//! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's first request
-//! on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that the node's cache
-//! has removed is ended at the agent's next look.
+//! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's
+//! first request on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that
+//! the node's cache has removed is ended at the agent's next look, or at the next request for it if that is earlier.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,6 +22,7 @@ use sublet_proto::text::printable_line;
 use sublet_proto::v1::{ColdImports, SandboxStandby, StandbyProcesses};
 
 use super::first_process;
+use super::heat::Heat;
 use super::means::SpawnMeans;
 use super::mounted_folders::MountedFolders;
 use super::sandbox::Sandbox;
@@ -36,8 +37,6 @@ const MAX_WARM: usize = 4;
 const MAX_KNOWN: usize = 64;
 /// Number of first processes of each template that are kept ready.
 const READY: usize = 2;
-/// Time after which a request counts half.
-const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Heat at which a template is made: that of a second request within a minute.
 const WORTHWHILE: f64 = 1.4;
 /// Time after a failure in which a template is not started again.
@@ -77,25 +76,6 @@ pub(super) enum Stock {
     Used,
     /// The program gets a new process: one that was made ahead has failed.
     Unused,
-}
-
-/// Number of requests, in which recent ones count more.
-#[derive(Clone, Copy)]
-struct Heat {
-    count: f64,
-    at: Instant,
-}
-
-impl Heat {
-    fn now(self, now: Instant) -> f64 {
-        debug_assert!(self.count.is_finite() && self.count >= 0.0, "asked for {} times", self.count);
-        let halves = now.saturating_duration_since(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64();
-        self.count * 0.5_f64.powf(halves)
-    }
-
-    fn add(&mut self, now: Instant) {
-        *self = Heat { count: self.now(now) + 1.0, at: now };
-    }
 }
 
 impl Templates {
@@ -142,14 +122,21 @@ impl Templates {
     }
 
     /// Ends a template whose copy was not made a sandbox. The next requests do without it. If a process on standby was not made
-    /// one, no other is begun for some time.
+    /// one, no other is begun for some time. That holds for all modules of its tenant, whose processes end: each could delay the
+    /// requests of others again.
     pub(super) fn give_up(&mut self, template: &Template, error: &SandboxError) {
         let Some(known) = self.known.get_mut(template) else { return };
         if known.warm.is_some() {
             known.give_up(template, error);
         } else if template.image.is_none() || template.owner.is_some() {
             eprintln!("sublet-spawner: a process on standby did not become its program: {error}");
-            known.standby.give_up(Instant::now());
+            let now = Instant::now();
+            known.standby.give_up(now);
+            let of_tenant = |other: &Template| template.owner.is_some() && other.owner == template.owner;
+            for (_, known) in self.known.iter_mut().filter(|(other, _)| of_tenant(other)) {
+                known.standby.end();
+                known.standby.give_up(now);
+            }
         }
     }
 
@@ -557,6 +544,18 @@ mod tests {
             templates.known.keys().filter(|known| known.owner.as_deref() == owner).count()
         };
         assert_eq!([of(None), of(Some("a")), of(Some("b"))], [1, standby_policy::MAX_OF_TENANT, 1]);
+    }
+
+    #[test]
+    fn tenant_whose_process_delays_others_has_none_for_a_minute() {
+        let (mut templates, now) = (Templates::default(), Instant::now());
+        let sets = [owned("/e/1", "a"), owned("/e/2", "a"), owned("/e/1", "b")];
+        for set in &sets {
+            templates.note(set, now);
+        }
+        templates.give_up(&sets[0], &failed(&sets[0], io::ErrorKind::WouldBlock.into()));
+        let rests = sets.each_ref().map(|set| templates.known[set].standby.is_resting(Instant::now()));
+        assert_eq!(rests, [true, true, false]);
     }
 
     #[test]

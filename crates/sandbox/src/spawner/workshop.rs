@@ -63,8 +63,8 @@ impl Workshop {
         is_made
     }
 
-    /// Takes a copy of a template for a program, or of one that stands in for it. In an image that is a first process of a container, which
-    /// starts the interpreter anew.
+    /// Takes a copy of a template, or a process on standby with its modules, for a program. Without these it takes a copy of
+    /// a template without modules; for an image, the first process of a container, which starts the interpreter anew.
     pub(super) fn copy(
         &mut self,
         template: &Template,
