@@ -67,8 +67,8 @@ class Application:
             input: An object with the buffer protocol, of at most 256 KiB.
             news: Function that is called for events: `("began", component, attempt)`, `("ended", component, seconds)`,
                 `("waits", component, exception)` if the component waits for resources, `("lost", component, exception)` if its
-                worker or its memory is lost, and `("failed", component, exception)` if its function has failed, which ends the run.
-                If it raises, the run is abandoned.
+                worker or its memory is lost, and `("failed", component, exception)`. A failure ends the run.
+                If the function raises, the run is abandoned.
             contents: Input that is larger: a dict of the bytes that memory components begin with, by their names, each an object with
                 the buffer protocol. A run that still needs them cannot be resumed:
                 [`resume`][sublet.Application.resume] then raises `WorkerDied`.
@@ -149,8 +149,8 @@ class Run:
         self._native.cancel()
 
     def logs(self):
-        """Returns the latest events of the run, at most 128, as a list of dicts: `at` in seconds since 1970, `component`, which is None
-        for the run itself, and `text`."""
+        """Returns the latest events of the run, at most 128, as a list of dicts with `at` in seconds since 1970, `component` and `text`.
+        Events of the run itself have the component None."""
         _process.check()
         return [{"at": at / 1000, "component": component or None, "text": text} for at, component, text in self._native.logs()]
 

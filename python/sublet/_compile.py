@@ -146,7 +146,7 @@ class Compiled:
 
     def _memory_name(self, what):
         """The name of a memory component for what is too large for a message. No variable has such a name."""
-        # What the name is for is found by its end, so no other part of the name may be the same.
+        # The end of the name tells its purpose, so no other part of the name may be the same.
         name = f"{self.name[:40].replace('.', '_')}{what}"
         while any(part.component == name for part in self.parts):
             name += "_"

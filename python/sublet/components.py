@@ -71,7 +71,7 @@ class result:
 
 
 class choice:
-    """What a component leaves that chooses the next one, by the number of the condition that holds; -1 if none does."""
+    """Variables of a component that chooses the next one, by the number of the condition that holds; -1 if none does."""
 
     __slots__ = ("number", "left")
 
@@ -86,7 +86,7 @@ class choice:
 
 
 class counted:
-    """What a component leaves, with the number of instances of the next component."""
+    """Variables of a component, with the number of instances of the next one."""
 
     __slots__ = ("number", "left")
 
@@ -131,7 +131,7 @@ class State:
 
     def to_bytes(self):
         fields = self.call, self.bundles, self.returned, self.access, self.printed, self.branches, self.changed
-        # A result that goes on passes one instance of the next component, if these are counted.
+        # A result that is passed on needs one instance of the next component, if these are counted.
         head = b"" if self.returned is None else counted.text(1).encode()
         return head + MAGIC + pickle.dumps(fields, 5)
 
@@ -185,7 +185,7 @@ class _Execution:
 
     def run(self):
         state = self._state
-        # Of several that are executed at the same time, one hands on what none of them changes.
+        # One of several that are executed at the same time hands on the variables that none of them changes.
         branch = state.branches.get(self._name)
         is_first = instance() == 0 and not branch
         if state.returned is not None:
@@ -216,7 +216,7 @@ class _Execution:
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
-        # What is passed on refers to the memory components.
+        # The variables that are passed on refer to the memory components.
         self._memory.write_back()
         bundles, changed = self._left(left, loaded, others, before)
         kept = {"access": state.access, "branches": state.branches} if is_first else {}

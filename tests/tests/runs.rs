@@ -369,7 +369,7 @@ const FILLER: &str = "SUBLET_TEST_FILLER";
 
 /// Not a test of its own: run by the next one, in a process that is killed.
 #[test]
-fn helper_that_runs_with_its_own_bytes_until_it_is_killed() {
+fn helper_runs_with_its_own_bytes_until_killed() {
     let Ok(managers) = std::env::var(FILLER) else { return };
     let options = RunOptions { patience: PATIENCE, ..RunOptions::default() };
     let application = Application::open(Access::parse(&managers).unwrap(), "filled", options).unwrap();
@@ -377,13 +377,13 @@ fn helper_that_runs_with_its_own_bytes_until_it_is_killed() {
 }
 
 #[test]
-fn run_that_needs_bytes_of_its_killed_client_is_not_resumed() {
+fn run_that_needs_its_killed_clients_bytes_is_not_resumed() {
     let platform = platform();
     let reader = platform.invoker();
     for last_reads in [false, true] {
         let application = application(&platform, &filled(last_reads));
         let mut client = Command::new(std::env::current_exe().unwrap())
-            .args(["helper_that_runs_with_its_own_bytes_until_it_is_killed", "--exact"])
+            .args(["helper_runs_with_its_own_bytes_until_killed", "--exact"])
             .env(FILLER, platform.address())
             .stdout(Stdio::null())
             .spawn()

@@ -46,7 +46,7 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module. For a package in
-/// Node.js, npm installs the dependencies of a lock file, without their scripts, unless all of its builds have images: those
+/// Node.js, npm installs the dependencies of a lock file, without their scripts. It does not if all builds have images: those
 /// have the dependencies. npm's own configuration in the folder, `.npmrc`, may hold the token of a registry. npm reads it, and
 /// the package does not contain it.
 ///

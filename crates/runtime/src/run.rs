@@ -235,8 +235,8 @@ impl Application {
     ///
     /// # Errors
     /// `unknown_run` if no such run is unfinished, `invalid_argument` if it is a run of another graph, `run_taken` if
-    /// another process drives it, `worker_died` if a component with external effects had begun, and its memory or its
-    /// outcome is lost, or if the run needs bytes that only its client had; and as for [`Application::run`].
+    /// another process drives it. `worker_died` if a component with external effects had begun, and its memory or its
+    /// outcome is lost, or if the run needs bytes that only its client had. Others as for [`Application::run`].
     pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.resume_while(run, news, || true)
     }

@@ -370,7 +370,15 @@ const THREATS: &[(&str, usize, &[&str])] = &[
             "tests/tests/swapping.rs",
         ],
     ),
-    ("container", 6, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/containers.rs"]),
+    (
+        "container",
+        6,
+        &[
+            "crates/sandbox/tests/attacks.rs",
+            "crates/sandbox/tests/containers.rs",
+            "crates/sandbox/tests/standby_images.rs",
+        ],
+    ),
     (
         "template",
         8,
@@ -378,6 +386,7 @@ const THREATS: &[(&str, usize, &[&str])] = &[
             "crates/sandbox/tests/attacks.rs",
             "crates/sandbox/tests/templates.rs",
             "crates/sandbox/tests/standby.rs",
+            "crates/sandbox/tests/standby_environments.rs",
         ],
     ),
     ("delegated", 4, &["crates/sandbox/tests/delegated.rs"]),

@@ -271,7 +271,7 @@ impl MemoryComponent {
         *used
     }
 
-    /// Its length: what was written as far as it is leased, or what it begins with if nothing has accessed it.
+    /// Length of what was written as far as it is leased, or of what it begins with if nothing has accessed it.
     pub(super) fn known_bytes(&self) -> u64 {
         self.unmade_bytes().max(self.used().len_bytes)
     }

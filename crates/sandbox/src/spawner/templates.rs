@@ -72,7 +72,7 @@ struct RequestedTemplate {
 /// Whether processes that were made ahead of a request may be taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stock {
-    /// They may be taken.
+    /// Processes may be taken.
     Used,
     /// The program gets a new process: one that was made ahead has failed.
     Unused,

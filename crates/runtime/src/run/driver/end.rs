@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_run_of_a_process_that_leaves_is_not_executed_again() {
+    fn failed_run_of_a_leaving_process_is_not_executed_again() {
         for leaves in [false, true] {
             assert!(!is_left_with(Code::FunctionFailed, leaves) && !is_left_with(Code::WorkerDied, leaves));
             assert!(is_left_with(Code::StoreUnreachable, leaves));
