@@ -70,7 +70,7 @@ pub const MAX_VECTOR: usize = 32;
 pub const MAX_LAYERS: usize = 128;
 /// Most folders that are lent to a sandbox.
 pub const MAX_LENT_FOLDERS: usize = 16;
-/// Most modules of a template: as many as a package can name.
+/// Most modules of a template, and of a package.
 pub const MAX_IMPORTS: usize = sublet_proto::package::python::MAX_IMPORTS;
 /// Number of the user that a sandbox sees itself as. Files of an image belong to it, on the disk, too, if the spawner
 /// is root.

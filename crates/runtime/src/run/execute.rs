@@ -186,7 +186,7 @@ impl ComponentExecutor {
         let _ = self.tell.send(RunEvent::Ended(Box::new(ended)));
     }
 
-    /// Prepares workers that were leased before their component begins, as far as that is possible now. What is not is
+    /// Prepares workers that were leased before their component begins, as far as that is possible now. The rest is
     /// requested again when it begins, and then reports its reason.
     fn prepare(&self, workers: &ComponentWorkers) -> Option<AheadLinks> {
         self.cancel.watch(workers);

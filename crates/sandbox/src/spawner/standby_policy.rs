@@ -109,7 +109,7 @@ fn is_active(claim: &StandbyClaim<'_>) -> bool {
 }
 
 /// Returns the position of the tenants' set that is forgotten before another one of this tenant is remembered, if one has to
-/// be: of the tenant itself if it has its share of sets, otherwise of the tenants with the most sets. Of these it is the one
+/// be: of the tenant itself if it has its share of sets, otherwise of the tenants with the most sets. It is the one of these
 /// that is asked for least. Each set has its tenant and its number of requests.
 pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
     let mut counts = BTreeMap::new();

@@ -9,8 +9,8 @@
 //! anew in a container.
 //!
 //! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's
-//! first request on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that
-//! the node's cache has removed is ended at the agent's next look, or at the next request for it if that is earlier.
+//! first request on, within the tenant's share ([`standby_policy`](super::standby_policy)). Processes of folders that
+//! the node's cache has removed are ended at the agent's next look, or at the next request for it if that is earlier.
 
 use std::collections::BTreeMap;
 use std::io;

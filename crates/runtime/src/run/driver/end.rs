@@ -33,7 +33,7 @@ impl RunDriver<'_> {
         let error = outcome.as_ref().err().filter(|_| self.journal.is_detached());
         let is_left = error.is_some_and(|error| is_left_with(error.code, is_set(self.leaves)));
         if is_left && is_set(self.leaves) {
-            // What is not stored is executed again by the process that continues the run.
+            // The process that continues the run executes again whatever is not stored.
             let _ = self.journal.flush();
         }
         // The entries of a run that has failed are not needed; those of another are stored.

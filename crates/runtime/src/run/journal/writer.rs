@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// What a thread has collected.
+    /// Values that a thread has collected.
     type Shared<T> = Arc<Mutex<Vec<T>>>;
 
     fn entries(number: u64) -> Vec<JournalEntry> {

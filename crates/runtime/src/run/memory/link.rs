@@ -297,8 +297,8 @@ impl SentPieces {
     }
 }
 
-/// Whether a question is one that a process may ask before its component begins: it changes no memory. What a component
-/// that has not begun does not have, the run does not give back.
+/// Whether a question is one that a process may ask before its component begins: it changes no memory. The run gives
+/// back no memory of a component that has not begun.
 fn is_for_ahead(question: &v1::MemoryQuestion) -> bool {
     let v1::MemoryQuestion { end_bytes, len_bytes, shorten_to, released_by, .. } = *question;
     (end_bytes, len_bytes, shorten_to, released_by) == (0, 0, None, 0)
