@@ -13,7 +13,8 @@ def split(name=None, *, parallelism=1, cores=1, memory=None, pu=None, external_e
         parallelism: Number of concurrent instances. All execute the same code, and use `instance` and `instances` to
             choose their part of the work. They share arrays, and must not change other variables. The number may follow from a
             variable that was set before. With `{"from": "parts", "limit": 64}` it is the value of `parts`, from 1 to 64. With
-            `{"from": "table", "bytes_each": "64MiB", "limit": 64}` there is one for each 64 MiB in the memory of `table`.
+            `{"from": "table", "bytes_each": "64MiB", "limit": 64}` there is one for each 64 MiB in the memory of `table`. `limit` is the
+            largest number.
         cores: Number of cores of each instance, all on one node.
         memory: Memory of each instance, in bytes or as `"2GiB"`.
         pu: Kind of processing unit.

@@ -99,8 +99,8 @@ class Arena:
     Bytes before `begin` belong to others: a graph's memory component has a variable's value there.
 
     Invariants: the free pieces are sorted and none touches the next; the component ends with a segment, or with its limit.
-    What is free at its end is at most as much as what is taken, and one segment. If nothing is taken, it is at most one segment, and
-    none with `begin` 0.
+    The free part at its end is at most as large as the taken one, and one segment. If nothing is taken, it is at most one segment,
+    and none with `begin` 0.
     """
 
     def __init__(self, memory, initial_bytes, increment_bytes, limit_bytes, component=None, begin=0):
