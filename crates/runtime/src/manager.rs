@@ -25,7 +25,6 @@ pub use crate::access::{default_address, default_state, manager_address, socket_
 use crate::access::Access;
 use crate::random::random_bits;
 use connection::{ManagerConnection, Repeat, RequestTerms, Whom};
-use handed::with_wait;
 
 /// Longest wait for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
@@ -516,6 +515,12 @@ fn of_a_lease() -> RequestTerms {
 /// Whether another manager may have the resources that one lacks.
 fn may_have(code: Code) -> bool {
     code.is_shortage() || code == Code::TryLater
+}
+
+/// The same request, with another waiting time.
+fn with_wait(request: &v1::LeaseRequest, wait: Duration) -> v1::LeaseRequest {
+    let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+    v1::LeaseRequest { wait_ms, ..request.clone() }
 }
 
 /// Returns the items of all pages of a list. `ask` gets the start of a page, and returns its items and the start of the

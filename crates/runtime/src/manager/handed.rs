@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::v1::{LeaseGrants, LeaseRequest};
 use sublet_proto::{Code, Error};
 
-use super::{CALL_DEADLINE, ManagerClient, may_have};
+use super::{CALL_DEADLINE, ManagerClient, may_have, with_wait};
 use crate::access::Address;
 
 /// Pause of a request that may wait, while no global manager answers and no rack has the requested capacity.
@@ -86,12 +86,6 @@ impl ManagerClient {
         self.connection
             .ask_at(manager, deadline, &request, async |mut stub, request| stub.request_lease(request).await)
     }
-}
-
-/// The same request, with another waiting time.
-pub(super) fn with_wait(request: &LeaseRequest, wait: Duration) -> LeaseRequest {
-    let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-    LeaseRequest { wait_ms, ..request.clone() }
 }
 
 /// Whether another manager may grant a request that failed with this error.

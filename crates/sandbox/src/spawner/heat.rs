@@ -1,4 +1,4 @@
-//! How often something is requested: the number of requests, in which recent ones count more.
+//! Measures how often something is requested: the number of requests, in which recent ones count more.
 
 use std::time::{Duration, Instant};
 
