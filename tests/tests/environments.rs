@@ -445,8 +445,8 @@ fn lease_takes_process_that_has_imported_its_tenants_environment() {
     wait_until("the process is replaced", || waits_for(&alice, "alice"));
     let with_variable = allocation.clone().variable("LEVEL", "3");
     assert_eq!(call_once(&mut alice, &with_variable), "in the lease", "modules may read variables");
-    let ahead = call_once(&mut alice, &allocation);
-    assert_eq!(ahead, "ahead", "a lease that differs leaves it to the next one");
+    // Reports of the node are a while old, so the process may not have been replaced yet.
+    wait_until("a later lease takes the next process", || call_once(&mut alice, &allocation) == "ahead");
 }
 
 #[test]

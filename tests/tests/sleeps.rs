@@ -70,6 +70,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
         "three programs that stay until they are killed, and the time in which a wrong stop would come",
     ),
     ("python/tests/test_maps.py", 9, WORK),
+    ("python/tests/test_profile.py", 4, WORK),
     ("python/tests/test_xpu.py", 2, POLL),
     ("python/tests/waiting.py", 2, "the waits themselves"),
     (

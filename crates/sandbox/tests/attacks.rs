@@ -387,6 +387,7 @@ const THREATS: &[(&str, usize, &[&str])] = &[
             "crates/sandbox/tests/templates.rs",
             "crates/sandbox/tests/standby.rs",
             "crates/sandbox/tests/standby_environments.rs",
+            "crates/sandbox/src/spawner/standby_policy.rs",
         ],
     ),
     ("delegated", 4, &["crates/sandbox/tests/delegated.rs"]),
