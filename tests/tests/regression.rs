@@ -119,7 +119,7 @@ fn killing_any_component_leaves_the_model_identical() {
         assert!(outcome.outputs[0].1[0] == expected, "run {number} has come to another model");
         killed += u32::from(has_lost);
     }
-    assert_most_lost_something(killed);
+    assert_many_lost_something(killed, 4);
 }
 
 /// Numbers that are the result of the run, and that one or two instances add up: one for each begun 4 MiB of them.
@@ -165,7 +165,7 @@ fn killing_any_component_keeps_counted_instances_and_the_result() {
         }
         killed += u32::from(has_lost);
     }
-    assert_most_lost_something(killed);
+    assert_many_lost_something(killed, 10);
     assert!(unread < RUNS / 4, "{unread} of {RUNS} results were lost after their runs");
     wait_until("nothing is leased any more", || {
         let node = &platform.json(&["ps"])["nodes"][0];
@@ -205,10 +205,11 @@ fn run_under_fire(
     (outcome, lost.into_inner() > 0)
 }
 
+/// Checks that more than one in `parts` runs lost something. On a busy machine many end before anything of them is killed.
 #[track_caller]
-fn assert_most_lost_something(killed: u32) {
+fn assert_many_lost_something(killed: u32, parts: u64) {
     println!("{RUNS} runs, {killed} of them lost something");
-    assert!(u64::from(killed) > RUNS / 2, "{killed} of {RUNS} runs lost something");
+    assert!(u64::from(killed) > RUNS / parts, "{killed} of {RUNS} runs lost something");
 }
 
 fn run(application: &Application, input: &[u8], lost: &AtomicUsize) -> Outcome {
