@@ -42,8 +42,8 @@ build() {
         # The script of Debian tells of the folders for glibc, with which configure finds a contradiction.
         printf '#!/bin/sh\n[ "$1" != --print-multiarch ] || exit 1\nexec musl-gcc "$@"\n' >"$work/cc"
         chmod +x "$work/cc"
-        # Quick to compile: nothing here measures the interpreter.
-        CC=$work/cc CFLAGS='-O1 -g0' ./configure --prefix=/usr --without-ensurepip --disable-test-modules --without-static-libpython &&
+        # Without the libraries for glibc that pkg-config knows. Quick to compile: nothing here measures the interpreter.
+        CC=$work/cc CFLAGS='-O1 -g0' PKG_CONFIG=false ./configure --prefix=/usr --without-ensurepip --disable-test-modules --without-static-libpython &&
             make --silent -j"$(nproc)" python
     ) >"$work/build.log" 2>&1 || { tail -n 30 "$work/build.log" >&2; stop "CPython was not compiled: see $work/build.log"; }
 }
