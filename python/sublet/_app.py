@@ -138,7 +138,7 @@ class App:
             if edge.get("type") == "trigger" and edge.get("from") in functions:
                 before.setdefault(edge["to"], []).append(functions[edge["from"]])
                 if "when" in edge or "otherwise" in edge:
-                    # Of components of which one is chosen, one is executed.
+                    # One of these components is chosen, and only that one is executed.
                     chosen.add(edge["to"])
         joined = [together for to, together in before.items() if len(together) > 1 and to not in chosen]
         return {function: number for together in joined for number, function in enumerate(together)}

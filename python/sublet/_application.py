@@ -62,13 +62,13 @@ class Application:
         """Runs the graph with this input for its entry; returns an `Outcome`.
 
         Args:
-            input: An object with the buffer protocol, of at most 256 KiB.
+            input: An object with the buffer protocol. It has at most 256 KiB.
             news: Function that is called for events: `("began", component, attempt)`, `("ended", component, seconds)`,
                 `("waits", component, exception)` if the component waits for resources, `("lost", component, exception)` if its
                 worker or its memory is lost, and `("failed", component, exception)` if its function has failed, which ends the run.
                 If it raises, the run is abandoned.
-            contents: Input that is larger: a dict of the bytes that memory components begin with, by their names, each an object with
-                the buffer protocol. A run that still needs them cannot be resumed.
+            contents: Larger input: a dict of objects with the buffer protocol, by the names of memory components. Each component
+                begins with these bytes. A run that still needs them cannot be resumed.
 
         Raises:
             Exception: The exception of a component's function in Python, after its output was printed. It is raised as for a call
@@ -144,8 +144,8 @@ class Run:
         self._native.cancel()
 
     def logs(self):
-        """Returns the latest events of the run, at most 128, as a list of dicts: `at` in seconds since 1970, `component`, which is None
-        for the run itself, and `text`."""
+        """Returns the latest events of the run, at most 128, as a list of dicts: `at` in seconds since 1970, `component`, and `text`.
+        Events of the run itself have the component `None`."""
         _process.check()
         return [{"at": at / 1000, "component": component or None, "text": text} for at, component, text in self._native.logs()]
 

@@ -4,8 +4,8 @@ Variables are in *stretches* of memory components. Stretches that overlap are on
 each of these forms:
 
 - A region on the worker's own node is mapped.
-- A region on another node is copied if it has at most `REMOTE_BYTES`, or if more than arrays is in it. What the function changed in
-  the copy is written back behind it.
+- A region on another node is copied if it has at most `REMOTE_BYTES`, or if more than arrays is in it. Changes of
+  the copy are written back behind the function.
 - A larger region stays where it is: its arrays are remote arrays over the channel. So are those in the memory component of
   `sublet.remote`, on any node.
 """

@@ -69,7 +69,7 @@ class result:
 
 
 class choice:
-    """What a component leaves that chooses the next one, by the number of the condition that holds; -1 if none does."""
+    """Values that a component leaves which chooses the next one, and the number of the condition that holds, or -1."""
 
     __slots__ = ("number", "left")
 
@@ -165,7 +165,7 @@ class _Execution:
 
     def run(self):
         state = self._state
-        # Of several that are executed at the same time, one hands on what none of them changes.
+        # One of the components that are executed at the same time hands on the values that none of them changes.
         branch = state.branches.get(self._name)
         is_first = instance() == 0 and not branch
         if state.returned is not None:
@@ -194,7 +194,7 @@ class _Execution:
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
-        # What is passed on refers to the memory components.
+        # The values that are passed on refer to the memory components.
         self._memory.write_back()
         bundles, changed = self._left(left, loaded, others, before)
         kept = {"access": state.access, "branches": state.branches} if is_first else {}

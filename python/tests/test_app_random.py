@@ -84,7 +84,7 @@ def run_parts(application, *args):
         for edge in edges:
             is_fired = ("when" not in edge or edge["when"] == components.choice.text(number)) and ("otherwise" not in edge or number == -1)
             if edge["from"] == name and is_fired:
-                # What a part alone does not hand on is not there any more; one of several hands on only what it sets.
+                # Behind a part that is alone there is only what it hands on; one of several parts hands on only what it sets.
                 kept = before if edge["to"] in joins else {key: value for key, value in before.items() if key not in gets}
                 state[edge["to"]] = {**kept, **state.get(edge["to"], {}), **left}
     raise AssertionError("no part has returned")

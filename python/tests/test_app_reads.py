@@ -96,7 +96,7 @@ def reads(n):
 def test_a_component_that_only_reads_what_it_does_not_hand_on_has_the_right_to_read(platform):
     found = rights(reads)
     assert found["end", "part"] == found["end", "total"] == "read"
-    # What is handed on, and what is used beside a variable that is changed and may share its memory.
+    # Variables that are handed on, or used beside a changed variable that may share their memory.
     assert found["look", "table"] == found["write", "part"] == found["write", "table"] == "write"
     application = sublet.app(reads).options(client=platform, patience=60)
     for count in (10, 300_000):

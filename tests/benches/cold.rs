@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use image_scene::{PackedInterpreter, Scene, python};
+use image_scene::{ImageScene, PackedInterpreter, python};
 use making::{Layer, Tar};
 use sublet::{Allocation, Invoker, Policy};
 use sublet_proto::package::{self, EnvironmentLayer, environment_of};
@@ -90,7 +90,7 @@ struct LeaseForm {
 }
 
 fn measure_starts(starts: usize) {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let packed = PackedInterpreter::python(&FOLDERS, &[IMPORTER]);
     let node = PackedInterpreter::node();
     let image = scene.push("python", std::slice::from_ref(&packed.layer));
@@ -158,7 +158,7 @@ fn deploy_environment(platform: &PlatformProcess, version: &str) {
 /// Deploys a package of this name and kind, in an image if one is named, with more lines of its requirements.
 fn deploy(
     platform: &PlatformProcess,
-    scene: &Scene,
+    scene: &ImageScene,
     (name, kind): (&str, &str),
     (image, more): (Option<&str>, &str),
 ) {

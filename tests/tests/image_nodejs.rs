@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use image_scene::{PackedInterpreter, Scene, with_script};
+use image_scene::{ImageScene, PackedInterpreter, with_script};
 use making::tar::FILE;
 use making::{Layer, Tar};
 use sublet::{Allocation, Code, Error, Invoker};
@@ -75,7 +75,7 @@ fn major() -> &'static str {
     packed().version.split('.').next().unwrap()
 }
 
-impl Scene {
+impl ImageScene {
     fn node(&self) -> String {
         let folder = ("\"WorkingDir\": \"/\"", "\"WorkingDir\": \"/app\"");
         self.push_with("node", &[packed().layer.clone(), modules()], folder)
@@ -140,7 +140,7 @@ fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
 
 #[test]
 fn functions_are_executed_by_the_nodejs_of_their_image() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     let image = scene.node();
     let more = format!("[nodejs]\nversion = \"{}\"\n[environment]\nHUE = \"blue\"\n", major());
@@ -167,7 +167,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let crun = ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists());
     let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
     platform.json(&["deploy", &scene.package("app", &scene.node(), "")]);
@@ -176,7 +176,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
 
 #[test]
 fn answer_about_one_language_is_no_answer_about_another() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     let image = scene.node();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
@@ -222,7 +222,7 @@ fn without_loader() -> Layer {
 
 #[test]
 fn images_without_a_usable_nodejs_are_refused_with_the_reason() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     let broken = "#!/bin/sh\necho 'node: its parts do not fit' >&2\nexit 1\n";
     let processor = format!("its node is not a program for {}", std::env::consts::ARCH);
@@ -274,7 +274,7 @@ fn images_without_a_usable_nodejs_are_refused_with_the_reason() {
 
 #[test]
 fn nodejs_of_another_version_or_machine_than_required_is_refused() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     let PackedInterpreter { version, layer, .. } = packed();
     let image = scene.node();

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use image_scene::{PackedInterpreter, Scene, collect, with_script};
+use image_scene::{ImageScene, PackedInterpreter, collect, with_script};
 use making::tar::FILE;
 use making::{Layer, Tar};
 use rustix::process::{Pid, Signal, kill_process};
@@ -135,7 +135,7 @@ fn sleeper(seconds: u32) -> Option<Pid> {
     Pid::from_raw(sleepers.next()?.file_name().to_str()?.parse().unwrap())
 }
 
-impl Scene {
+impl ImageScene {
     fn python(&self) -> String {
         self.push("python", &[packed().layer.clone()])
     }
@@ -188,7 +188,7 @@ fn assert_runs_in_image(platform: &PlatformProcess, package: &str, version: &str
 
 #[test]
 fn functions_are_executed_by_the_python_of_their_image() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     assert_eq!(platform.said["python"], serde_json::Value::Null, "{}", platform.said);
     let image = scene.python();
@@ -212,7 +212,7 @@ fn functions_are_executed_by_the_python_of_their_image() {
 #[test]
 #[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
 fn functions_are_executed_by_a_python_with_musl() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let python = scene.python_with_musl();
     let image = format!("localhost:{}/musl:1", scene.registry.port);
     let platform = scene.platform(&[]);
@@ -228,7 +228,7 @@ fn functions_are_executed_by_a_python_with_musl() {
 #[test]
 #[ignore = "scripts/musl-python.sh compiles the interpreter first, as make test-all does"]
 fn python_with_musl_is_started_anew_in_trusted_images() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let python = scene.python_with_musl();
     let image = format!("localhost:{}/musl:1", scene.registry.port);
     let glibc = scene.python();
@@ -252,7 +252,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let crun = ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists());
     let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
     let image = scene.python();
@@ -262,7 +262,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
 
 #[test]
 fn images_that_never_answer_delay_only_their_own_tenant() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let mut cluster = Cluster::start(ClusterPlan::default());
     let registry = format!("localhost:{}", scene.registry.port);
     cluster.add_agent_with(LentCores::shared(1, 8), &["--registries", &registry]);
@@ -310,7 +310,7 @@ fn images_that_never_answer_delay_only_their_own_tenant() {
 
 #[test]
 fn a_query_of_an_image_ends_with_its_lease() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let mut cluster = Cluster::start(ClusterPlan::default());
     let registry = format!("localhost:{}", scene.registry.port);
     cluster.add_agent_with(LentCores::shared(1, 8), &["--registries", &registry]);
@@ -349,7 +349,7 @@ fn an_image_is_asked_in_the_demanded_isolation() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let runtime = scene.folder.path().join("runtime");
     fs::write(&runtime, "#!/bin/sh\necho unusable >&2\nexit 1\n").unwrap();
     fs::set_permissions(&runtime, PermissionsExt::from_mode(0o755)).unwrap();
@@ -394,7 +394,7 @@ fn templates(platform: &PlatformProcess) -> Vec<Pid> {
 
 #[test]
 fn workers_are_copies_of_a_trusted_images_python() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let image = scene.python();
     let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
     platform.json(&["deploy", &scene.package("app", &image, &importing("\"only_here\""))]);
@@ -415,7 +415,7 @@ fn workers_are_copies_of_a_trusted_images_python() {
 
 #[test]
 fn only_trusted_images_have_templates() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let other = Layer::gzip(&Tar::new().file("other", b"").finish());
     let images = [
         ("trusted", scene.push("trusted", &[packed().layer.clone()])),
@@ -441,7 +441,7 @@ fn lease_takes_the_images_python_that_waits_for_its_tenant() {
         skip(Means::Controller("memory"), "without control groups no process is put on standby");
         return;
     }
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let image = scene.python();
     let platform = scene.platform(&["--cores", "1", "--memory", "1GiB", "--standby", "256MiB"]);
     platform.json(&["deploy", &scene.package("app", &image, &importing("\"says_when\""))]);
@@ -469,7 +469,7 @@ fn lease_takes_the_images_python_that_waits_for_its_tenant() {
 
 #[test]
 fn image_that_cannot_be_a_template_starts_its_python() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let image = scene.python();
     let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
     platform.json(&["deploy", &scene.package("threads", &image, &importing("\"starts_thread\""))]);
@@ -485,7 +485,7 @@ fn image_that_cannot_be_a_template_starts_its_python() {
 
 #[test]
 fn copy_that_fails_is_replaced_by_a_started_python() {
-    let scene = Scene::new();
+    let scene = ImageScene::new();
     let image = scene.python();
     let platform = scene.platform(&["--image-templates", &scene.digest("python")]);
     platform.json(&["deploy", &scene.package("strays", &image, &importing("\"only_here\", \"strays\""))]);

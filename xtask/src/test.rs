@@ -90,8 +90,8 @@ fn format(step: &mut Step) -> io::Result<StepOutcome> {
 }
 
 /// Builds the workspace with the binaries that the black-box tests start. The tests are built in the same command:
-/// without them cargo would choose other features of the dependencies, and compile all of them again for the tests. What
-/// workers in images with musl need is built beside it.
+/// without them cargo would choose other features of the dependencies, and compile all of them again for the tests. The
+/// programs for images with musl are built beside the others.
 fn build(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);

@@ -320,7 +320,7 @@ mod tests {
         PlannedSet { moved_bytes, cores, memory_bytes: MIB, node: "large".into(), ..PlannedSet::default() }
     }
 
-    /// What is free when 7 cores of the large node are leased.
+    /// Free resources when 7 cores of the large node are leased.
     fn leave(node: &PlanNode) -> Amount {
         let leased = if node.name == "large" { 7 } else { 0 };
         node.free.minus(Amount { cores: leased, memory_bytes: 0 })

@@ -45,10 +45,11 @@ fn is_plain(text: &str) -> bool {
     text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric() || first == b'_')
 }
 
-/// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module. For a package in
-/// Node.js, npm installs the dependencies of a lock file, without their scripts, unless all of its builds have images: those
-/// have the dependencies. npm's own configuration in the folder, `.npmrc`, may hold the token of a registry. npm reads it, and
-/// the package does not contain it.
+/// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module.
+///
+/// For a package in Node.js, npm installs the dependencies of a lock file, without their scripts. It does not if all builds
+/// of the package have images, which bring the dependencies. The configuration of npm in the folder, `.npmrc`, may hold the
+/// token of a registry, so the package does not contain that file. The installation uses it.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are. Links inside of a folder are refused.
 ///

@@ -108,7 +108,7 @@ impl EnvironmentFixture {
         kept.into_iter().filter(|kept| kept.tenant == tenant).collect()
     }
 
-    /// Waits until so many sets of a tenant have a process that waits, after each had a program.
+    /// Waits until `sets` sets of a tenant have a process that waits, after each had a program.
     #[track_caller]
     fn await_standby(&self, tenant: &str, sets: usize) -> Vec<StandbyProcesses> {
         wait_for(&format!("{sets} processes wait for {tenant}"), || {

@@ -201,7 +201,7 @@ fn interpreter_on_standby_ends_with_the_layers_of_its_image() {
 }
 
 #[test]
-fn interpreter_is_started_when_the_one_on_standby_does_not_answer() {
+fn interpreter_is_started_when_its_process_on_standby_hangs() {
     if !can_stand_by() {
         return;
     }

@@ -95,9 +95,9 @@ class Arena:
 
     Bytes before `begin` belong to others: a graph's memory component has a variable's value there.
 
-    Invariants: the free pieces are sorted and none touches the next; the component ends with a segment, or with its limit; what is
-    free at its end is at most as much as what is taken, and one segment; if nothing is taken, at most one segment, and none
-    with `begin` 0.
+    Invariants: The free pieces are sorted, and none touches the next. The component ends with a segment, or with its limit. The free
+    bytes at its end are no more than the bytes that are taken, and one segment. If nothing is taken, there is at most one segment,
+    and none with `begin` 0.
     """
 
     def __init__(self, memory, initial_bytes, increment_bytes, limit_bytes, component=None, begin=0):

@@ -90,7 +90,7 @@ def located(array):
     """Returns where a remote array's elements are: the name of a memory component, the address at which its shadows begin, and an
     ndarray whose addresses are those of the elements.
 
-    For elements in the memory of this process the name is None, and the address 0.
+    For elements in the memory of this process the name is `None`, and the address 0.
 
     Raises:
         TypeError: They are in memory that the run does not have.

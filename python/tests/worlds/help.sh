@@ -108,7 +108,7 @@ have_stopped() {
     sublet sandbox state --json "${SANDBOXES[@]}" | jq --exit-status '[.sandboxes[] | .status == "stopped"] | all'
 }
 
-# The examples are run by root, as whom sudo would run them.
+# The examples are run by root already, which sudo would make of another user.
 sudo() {
     "$@"
 }

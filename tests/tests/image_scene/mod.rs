@@ -105,14 +105,14 @@ fn is_code(path: &Path) -> bool {
 }
 
 /// A registry, and a folder to work in.
-pub struct Scene {
+pub struct ImageScene {
     pub registry: DebianRegistry,
     pub folder: tempfile::TempDir,
 }
 
-impl Scene {
-    pub fn new() -> Scene {
-        Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
+impl ImageScene {
+    pub fn new() -> ImageScene {
+        ImageScene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
     }
 
     /// Uploads an image, and returns its name.

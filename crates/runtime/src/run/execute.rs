@@ -186,8 +186,8 @@ impl ComponentExecutor {
         let _ = self.tell.send(RunEvent::Ended(Box::new(ended)));
     }
 
-    /// Prepares workers that were leased before their component begins, as far as that is possible now. What is not is
-    /// requested again when it begins, and then reports its reason.
+    /// Prepares workers that were leased before their component begins, as far as that is possible now. The rest is
+    /// requested again when the component begins, and a failure is reported then.
     fn prepare(&self, workers: &ComponentWorkers) -> Option<AheadLinks> {
         self.cancel.watch(workers);
         // Allocates the output buffers, so that the workers have mapped them.

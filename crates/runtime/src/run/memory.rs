@@ -55,7 +55,7 @@ pub(super) struct MemoryComponent {
     cuts: AtomicU32,
     /// Whether a component that may access it has begun: 1 or 0. Written by the driver.
     begun: AtomicU32,
-    /// What compute components have moved, as far as the run has not taken it.
+    /// Data that compute components have moved since the run last took the counts.
     traffic: Mutex<TrafficByComponent>,
 }
 

@@ -65,7 +65,7 @@ pub struct Channel {
     /// For each worker, whether a thread of its instance takes a message from the instance's queue: 1 or 0. Written by
     /// the threads of the instance.
     claims: Box<[AtomicU32]>,
-    /// What the functions of the process have moved.
+    /// Counts of the data that the functions of the process have moved.
     pub(super) traffic: TrafficCounters,
 }
 

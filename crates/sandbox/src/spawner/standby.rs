@@ -58,7 +58,7 @@ const LONGEST_IMPORT_OF_TENANT: Duration = Duration::from_secs(30);
 const LONGEST_STEP_OF_TENANT: Duration = Duration::from_secs(1);
 /// Processor time that a process with modules of a tenant may use while it waits, in microseconds, beside a part of the time.
 const WAITING_CPU_US: u64 = 50_000;
-/// One in so many microseconds of waiting may be processor time.
+/// Number of microseconds of waiting for which one microsecond of processor time is allowed.
 const WAITING_CPU_PARTS: u64 = 100;
 /// Time after a failure in which the modules are not imported again.
 const PAUSE: Duration = Duration::from_secs(60);

@@ -97,8 +97,8 @@ fn is_active(claim: &StandbyClaim<'_>) -> bool {
 }
 
 /// Returns the position of the tenants' set that is forgotten before another one of this tenant is remembered, if one has to
-/// be: of the tenant itself if it has its share of sets, otherwise of the tenant with the most sets. Of these it is the one
-/// that is asked for least. Each set has its tenant and its number of requests.
+/// be: of the tenant itself if it has its share of sets, otherwise of the tenant with the most sets. The tenant's set that is
+/// requested least is forgotten. Each set has its tenant and its number of requests.
 pub(super) fn forgotten(sets: &[(&str, f64)], tenant: &str) -> Option<usize> {
     let mut counts = BTreeMap::new();
     for (owner, _) in sets {

@@ -9,8 +9,8 @@
 //! anew in a container.
 //!
 //! Modules of a tenant's environment or image are in no template. For them there are processes on standby from a tenant's first request
-//! on, within the tenant's share ([`standby_policy`](super::standby_policy)). What was made from folders that the node's cache
-//! has removed is ended at the agent's next look.
+//! on, within the tenant's share ([`standby_policy`](super::standby_policy)). At the agent's next look, the
+//! spawner ends templates and processes whose folders the node's cache has removed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -73,7 +73,7 @@ struct RequestedTemplate {
 /// Whether processes that were made ahead of a request may be taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stock {
-    /// They may be taken.
+    /// Processes that were made ahead may be taken.
     Used,
     /// The program gets a new process: one that was made ahead has failed.
     Unused,

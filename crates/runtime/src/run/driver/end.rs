@@ -33,7 +33,7 @@ impl RunDriver<'_> {
         let is_left = self.journal.is_detached()
             && outcome.as_ref().is_err_and(|error| is_outage(error.code) || is_set(self.leaves));
         if is_left && is_set(self.leaves) {
-            // What is not stored is executed again by the process that continues the run.
+            // The process that continues the run executes again whatever is not stored.
             let _ = self.journal.flush();
         }
         // The entries of a run that has failed are not needed; those of another are stored.
