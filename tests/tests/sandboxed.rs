@@ -157,7 +157,9 @@ fn doctor_reports_the_strength_of_each_wall() {
         "{table}"
     );
     let document = std::fs::read_to_string(sublet_tests::root().join("docs/performance.md")).unwrap();
-    let row = document.lines().find(|line| line.ends_with("| `cargo bench -p sublet-sandbox` |")).unwrap();
+    let is_row = |line: &&str| line.starts_with("| the first instruction in each isolation");
+    let row = document.lines().find(is_row).unwrap();
+    assert!(row.ends_with("| `cargo bench -p sublet-sandbox` |"), "{row}");
     for isolation in ["process", "container", "weak", "crun", "runc", "runsc"] {
         assert!(row.contains(&format!("`{isolation}`")), "{isolation}: {row}");
     }

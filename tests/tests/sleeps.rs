@@ -72,6 +72,7 @@ const SLEEPS: &[(&str, usize, &str)] = &[
     ("python/tests/test_maps.py", 9, WORK),
     ("python/tests/test_xpu.py", 2, POLL),
     ("python/tests/waiting.py", 2, "the waits themselves"),
+    ("tests/benches/cold.rs", 2, PACE),
     ("tests/capi/run.sh", 1, POLL),
     ("tests/means/src/asleep.rs", 1, "the wait itself"),
     ("tests/src/attack.rs", 1, PACE),
