@@ -64,7 +64,7 @@ class Application:
         """Runs the graph with this input for its entry; returns an `Outcome`.
 
         Args:
-            input: An object with the buffer protocol, of at most 256 KiB.
+            input: An object with the buffer protocol. It has at most 256 KiB.
             news: Function that is called for events: `("began", component, attempt)`, `("ended", component, seconds)`,
                 `("waits", component, exception)` if the component waits for resources, `("lost", component, exception)` if its
                 worker or its memory is lost, and `("failed", component, exception)`. A failure ends the run.

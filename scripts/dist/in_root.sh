@@ -51,7 +51,9 @@ test "$(command -v sublet)" = /usr/bin/sublet
 sublet --version
 lease sublet
 test -s /usr/share/man/man1/sublet-up.1.gz
-test -s /usr/lib/systemd/system/sublet-agent.service
+for service in manager agent runner; do
+    test -s "/usr/lib/systemd/system/sublet-$service.service"
+done
 test -s /usr/share/bash-completion/completions/sublet
 ldconfig -p | grep -q libsublet.so.0
 dpkg --purge sublet libsublet-dev libsublet0

@@ -411,8 +411,8 @@ const SAYS_WHEN: &str = "import os\nversion = 'in the lease' if os.listdir('/pac
 #[test]
 fn lease_takes_process_that_has_imported_its_tenants_environment() {
     let controllers = ["memory", "cpuset"].map(Means::Controller);
-    if !controllers.into_iter().all(Means::is_here) {
-        skip(Means::Controller("memory"), "without control groups no process is put on standby");
+    if let Some(missing) = controllers.into_iter().find(|controller| !controller.is_here()) {
+        skip(missing, "without control groups no process is put on standby");
         return;
     }
     let mut cluster = Cluster::start(ClusterPlan::default());
@@ -441,7 +441,8 @@ fn lease_takes_process_that_has_imported_its_tenants_environment() {
     assert!(waits_for(&cluster.operator(), "alice") && !waits_for(&mallory, "alice"), "others do not see it");
     // The environment is the same, and mallory has a right to it.
     assert_eq!(call_once(&mut mallory, &allocation), "in the lease");
-    assert_eq!(call_once(&mut alice, &allocation), "ahead");
+    // Nodes report their processes after a while, and a process on a busy machine may answer too late.
+    wait_until("a lease takes the process", || call_once(&mut alice, &allocation) == "ahead");
     wait_until("the process is replaced", || waits_for(&alice, "alice"));
     let with_variable = allocation.clone().variable("LEVEL", "3");
     assert_eq!(call_once(&mut alice, &with_variable), "in the lease", "modules may read variables");

@@ -137,9 +137,13 @@ fn killing_any_component_keeps_counted_instances_and_the_result() {
     let access = Access::parse(&platform.address()).unwrap();
     let options = RunOptions { retries: 100, ..RunOptions::default() };
     let application = Application::deploy(access, &counted_sums(), options).unwrap();
-    let undisturbed = Instant::now();
-    assert_eq!(total(&application.run(&1_000_000u64.to_le_bytes()).unwrap()), sum_to(1_000_000));
-    let span_us = u64::try_from(undisturbed.elapsed().as_micros()).unwrap() / 2 + 1;
+    // The first run begins the processes that make templates, and takes longer than the next ones.
+    let undisturbed = [(); 2].map(|()| {
+        let begun = Instant::now();
+        assert_eq!(total(&application.run(&1_000_000u64.to_le_bytes()).unwrap()), sum_to(1_000_000));
+        begun.elapsed()
+    });
+    let span_us = u64::try_from(undisturbed[1].as_micros()).unwrap() / 2 + 1;
     let (client, mut killed, mut unread) = (platform.invoker(), 0, 0);
     for number in 0..RUNS {
         let (count, instances) = if number.is_multiple_of(2) { (1_000_000u64, 2) } else { (500_000, 1) };
@@ -276,7 +280,7 @@ fn killing_any_process_leaves_a_detached_runs_model_identical() {
         (Application::deploy(access.clone(), &document, options).unwrap(), connect(&access));
     let mut again = 0;
     for number in 0..DETACHED_RUNS {
-        let dice = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let dice = dice(number);
         let mut begun = None;
         // The store may have been away until a moment ago.
         wait_until("the run is stored", || {

@@ -26,21 +26,27 @@ start() {
     PROCESSES[$name]=$!
 }
 
-# Starts a command of Sublet as the units do: with their user, and without capabilities.
+# Starts a command of Sublet as the units do: with their user and the settings of a file of variables, and without capabilities.
 start_unit() {
-    local name=$1
+    local name=$1 settings=()
     shift
+    [[ ! -e /etc/sublet/$name.env ]] || mapfile -t settings < <(grep '^[A-Z]' "/etc/sublet/$name.env")
     install -d -o sublet -g sublet -m 755 "/run/sublet-$name"
     install -d -o sublet -g sublet -m 700 "/var/lib/sublet/$name"
     start "$name" setpriv --reuid=sublet --regid=sublet --init-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
-        env -i "PATH=$PATH" HOME=/var/lib/sublet /usr/local/bin/sublet "$@"
+        env -i "PATH=$PATH" HOME=/var/lib/sublet "${settings[@]}" /usr/local/bin/sublet "$@"
 }
 
 # Stands in for systemd, which is not the init process here: starts what an installed unit names.
 systemctl() {
     local name=${3#sublet-} unit=/usr/local/lib/systemd/system/$3.service line
+    local lines=("ExecStart=/usr/local/bin/sublet $name" User=sublet)
     [[ "$1 $2" == 'enable --now' ]]
-    for line in "ExecStart=/usr/local/bin/sublet $name" User=sublet "StateDirectory=sublet/$name" "RuntimeDirectory=sublet-$name"; do
+    case $name in
+        runner) lines+=("EnvironmentFile=/etc/sublet/$name.env") ;;
+        *) lines+=("StateDirectory=sublet/$name" "RuntimeDirectory=sublet-$name") ;;
+    esac
+    for line in "${lines[@]}"; do
         grep --quiet --line-regexp --fixed-strings -- "$line" "$unit" || { echo "$unit does not have the line $line"; return 1; }
     done
     "start_$name"
@@ -54,6 +60,11 @@ start_manager() {
 start_agent() {
     start_unit agent agent
     wait_for node_is lending
+}
+
+start_runner() {
+    start_unit runner runner
+    wait_for grep --quiet 'drives up to' "$WORK/runner.log"
 }
 
 stop() {
@@ -233,7 +244,7 @@ global_client() {
 # Ends all of that, and starts a manager and an agent by hand, without configurations.
 earlier_version() {
     kill "$(cat "$HOME/.local/state/sublet/lock")"
-    stop agent manager nats2 nats3 nats4
+    stop runner agent manager nats2 nats3 nats4
     mv /etc/sublet/agent.toml agent.toml.embedded
     unset SUBLET_CA SUBLET_TOKEN_FILE
     export SUBLET_MANAGER=unix:$HOME/manager/manager.sock
@@ -274,7 +285,7 @@ restored() {
 finish() {
     local name
     stop_jobs
-    for name in agent manager2 manager nats2 nats3 nats4; do
+    for name in runner agent manager2 manager nats2 nats3 nats4; do
         [[ -z ${PROCESSES[$name]-} ]] || stop "$name"
     done
 }
