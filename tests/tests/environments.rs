@@ -442,12 +442,16 @@ fn lease_takes_process_that_has_imported_its_tenants_environment() {
     // The environment is the same, and mallory has a right to it.
     assert_eq!(call_once(&mut mallory, &allocation), "in the lease");
     // Nodes report their processes after a while, and a process on a busy machine may answer too late.
-    wait_until("a lease takes the process", || call_once(&mut alice, &allocation) == "ahead");
+    wait_until("a lease takes the process", || {
+        waits_for(&alice, "alice") && call_once(&mut alice, &allocation) == "ahead"
+    });
     wait_until("the process is replaced", || waits_for(&alice, "alice"));
     let with_variable = allocation.clone().variable("LEVEL", "3");
     assert_eq!(call_once(&mut alice, &with_variable), "in the lease", "modules may read variables");
     // Reports of the node are a while old, so the process may not have been replaced yet.
-    wait_until("a later lease takes the next process", || call_once(&mut alice, &allocation) == "ahead");
+    wait_until("a later lease takes the next process", || {
+        waits_for(&alice, "alice") && call_once(&mut alice, &allocation) == "ahead"
+    });
 }
 
 #[test]

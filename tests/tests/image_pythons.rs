@@ -452,17 +452,14 @@ fn lease_takes_the_images_python_that_waits_for_its_tenant() {
         when
     };
     assert_eq!(when(), "in the lease");
-    let await_standby = || {
-        wait_until("a process waits in the image", || {
-            let shown = platform.json(&["ps"]);
-            let sets = shown["nodes"][0]["standby"].as_array().unwrap();
-            let waits = |set: &serde_json::Value| set["waiting"].as_u64() > Some(0);
-            sets.iter().any(|set| set["modules"] == "says_when" && waits(set))
-        });
+    let waits = || {
+        let shown = platform.json(&["ps"]);
+        let sets = shown["nodes"][0]["standby"].as_array().unwrap();
+        let waits = |set: &serde_json::Value| set["waiting"].as_u64() > Some(0);
+        sets.iter().any(|set| set["modules"] == "says_when" && waits(set))
     };
-    await_standby();
-    wait_until("a lease takes the process", || when() == "ahead");
-    await_standby();
+    wait_until("a lease takes the process that waits in the image", || waits() && when() == "ahead");
+    wait_until("another process waits", waits);
     assert_runs_in_image(&platform, "app", &packed().version);
     assert!(templates(&platform).is_empty(), "no template executes an image that is not trusted");
 }
