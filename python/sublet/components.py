@@ -207,7 +207,9 @@ class _Execution:
             worker.printed.earlier = printed = _bounded([*printed, *worker.printed.take()])
         if isinstance(left, result):
             self._check_alone(is_one_of_many or branch is not None)
-            return self._message(State(returned=self._returned(left.value), printed=printed), "returns a value of")
+            # With the branches, of several components at the same time only one hands on what was printed.
+            returned = State(returned=self._returned(left.value), printed=printed, branches=state.branches)
+            return self._message(returned, "returns a value of")
         text = ""
         if isinstance(left, choice):
             text, left = choice.text(left.number), left.left

@@ -289,11 +289,11 @@ def test_named_environment_is_used_by_its_name(platform, links):
 
 
 def test_later_environment_of_a_name_replaces_the_earlier_one(platform, links):
-    first = of_links(links, "beta==1.0", name="twice")
+    first = of_links(links, "beta==1.0", name="replaced")
     before = first.deploy(platform)
     with platform.lease(environment=first, wait=60) as lease:
-        after = of_links(links, "beta==1.2", name="twice").deploy(platform)
-        assert before != after and sublet.Environment.named("twice").deploy(platform) == after
+        after = of_links(links, "beta==1.2", name="replaced").deploy(platform)
+        assert before != after and sublet.Environment.named("replaced").deploy(platform) == after
         # The leased environment, and the one that is named by its digest, stay.
         assert lease.call(functions.beta) == 10
     with platform.lease(environment=before, wait=60) as lease:

@@ -51,7 +51,8 @@ Examples:
   sublet graph history RUN                 show what each component used, and memory leased and used over time
   sublet graph history RUN --svg run.svg   draw memory over time
   sublet graph resume RUN                  continue a run whose client is gone
-  sublet graph trigger app --files inbox   start a run for each new file; other events: see its --help
+  sublet graph trigger app.json --files inbox
+                                           start a run for each new file; other events: see its --help
 
 A graph is a JSON document, which docs/graphs.md describes. - means standard input.";
 
