@@ -223,4 +223,4 @@ def test_numbers_need_no_memory_for_arguments():
         sublet.split()
         return doubled * x
 
-    assert [part["name"] for part in Compiled(plain).graph("package")["components"]] == ["plain_1", "plain_2"]
+    assert [part["name"] for part in Compiled(plain).graph("package")["components"]] == ["plain_1", "plain_2", "doubled"]
