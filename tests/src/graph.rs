@@ -39,6 +39,20 @@ pub fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
     json!({ "version": 1, "name": name, "components": components, "edges": edges }).to_string().into_bytes()
 }
 
+/// A graph of `count` components that hand on their input, each after a delay in milliseconds that is the first byte of
+/// it.
+pub fn chain(count: usize) -> Vec<u8> {
+    let name = |at: usize| format!("step{at}");
+    let components: Vec<Value> = (0..count)
+        .map(|at| {
+            let entry = if at == 0 { json!({ "entry": true }) } else { json!({}) };
+            compute_with(&name(at), "later", &entry)
+        })
+        .collect();
+    let edges: Vec<Value> = (1..count).map(|at| trigger(&name(at - 1), &name(at))).collect();
+    document("chain", &components, &edges)
+}
+
 /// Numbers are written, added up by two instances at a time, and the sums are added up.
 pub fn sums() -> Vec<u8> {
     sums_by("share")

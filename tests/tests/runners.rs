@@ -10,27 +10,13 @@ use sublet::{Access, Application, Code, Invoker, RunHandle, RunOptions, Runner, 
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::library;
-use sublet_tests::graph::{compute, compute_with, document, memory, sum_to, sums, total, trigger};
+use sublet_tests::graph::{chain, compute, compute_with, document, memory, sum_to, sums, total, trigger};
 use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{PATIENCE, wait_until};
 use sublet_tests::runner::{self, log, record};
 
 /// Components of a run during which the process that drives it ends: they take some seconds after the first one.
 const LONG: usize = 12;
-
-/// A graph of `count` components that hand on their input, each after a delay in milliseconds that is the first byte of
-/// it.
-fn chain(count: usize) -> Vec<u8> {
-    let name = |at: usize| format!("step{at}");
-    let components: Vec<Value> = (0..count)
-        .map(|at| {
-            let entry = if at == 0 { json!({ "entry": true }) } else { json!({}) };
-            compute_with(&name(at), "later", &entry)
-        })
-        .collect();
-    let edges: Vec<Value> = (1..count).map(|at| trigger(&name(at - 1), &name(at))).collect();
-    document("chain", &components, &edges)
-}
 
 /// One component that does not end by itself.
 fn stay(more: &Value) -> Vec<u8> {

@@ -16,26 +16,12 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{library, package};
 use sublet_tests::graph::{
-    access, compute, compute_with, document, memory, sum_to, sums, sums_by, total, trigger,
+    access, chain, compute, compute_with, document, memory, sum_to, sums, sums_by, total, trigger,
 };
 use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::{PATIENCE, wait_until};
 
 const MIB: u64 = 1 << 20;
-
-/// A graph of `count` components that hand on their input, each after a delay in milliseconds that is the first byte of
-/// it.
-fn chain(count: usize) -> Vec<u8> {
-    let name = |at: usize| format!("step{at}");
-    let components: Vec<Value> = (0..count)
-        .map(|at| {
-            let entry = if at == 0 { json!({ "entry": true }) } else { json!({}) };
-            compute_with(&name(at), "later", &entry)
-        })
-        .collect();
-    let edges: Vec<Value> = (1..count).map(|at| trigger(&name(at - 1), &name(at))).collect();
-    document("chain", &components, &edges)
-}
 
 fn platform() -> PlatformProcess {
     let platform = PlatformProcess::start_with(|command| {
