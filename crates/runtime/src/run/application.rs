@@ -60,8 +60,7 @@ impl Application {
         let mut kept = lock(&self.kept);
         let all = kept.get_mut(environment)?;
         all.retain(ComponentWorkers::are_there);
-        let found = all.iter().rposition(|workers| planned.suits(&workers.nodes()))?;
-        Some(all.swap_remove(found))
+        planned.take(all)
     }
 
     /// Takes all kept workers, because a component waits for their resources.

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use sublet_proto::graph::Graph;
 use sublet_proto::v1::RunPlan;
 
+use super::workers::ComponentWorkers;
+
 /// Preferred location of a component.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum PlannedNode {
@@ -30,8 +32,14 @@ impl PlannedNode {
         }
     }
 
+    /// Takes the latest of these workers whose nodes suit it.
+    pub(super) fn take(&self, workers: &mut Vec<ComponentWorkers>) -> Option<ComponentWorkers> {
+        let found = workers.iter().rposition(|workers| self.suits(&workers.nodes()))?;
+        Some(workers.swap_remove(found))
+    }
+
     /// Whether workers on these nodes suit it.
-    pub(super) fn suits(&self, nodes: &[String]) -> bool {
+    fn suits(&self, nodes: &[String]) -> bool {
         match self {
             PlannedNode::Beside | PlannedNode::Apart => true,
             PlannedNode::Together(planned) => nodes.iter().all(|node| node == planned),

@@ -144,10 +144,7 @@ impl RunDriver<'_> {
     /// Workers that a component can use, of this run or of an earlier one.
     fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
         let planned = self.journal.planned(component);
-        let idle = self.idle.get_mut(environment).and_then(|idle| {
-            let found = idle.iter().rposition(|workers| planned.suits(&workers.nodes()))?;
-            Some(idle.swap_remove(found))
-        });
+        let idle = self.idle.get_mut(environment).and_then(|idle| planned.take(idle));
         let idle = idle.inspect(|workers| workers.hand_on(component));
         idle.or_else(|| self.application.kept(environment, &planned))
     }
