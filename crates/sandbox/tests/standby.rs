@@ -19,7 +19,9 @@ use sublet_sandbox::{Devices, Interpreter, IsolationKind, ProgramEnd, SandboxPro
 use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 use tempfile::TempDir;
 
-use standby::{PATIENCE, SAY, STANDBY_BYTES, can_stand_by, own_cores, processes_on_standby, wait_for};
+use standby::{
+    PATIENCE, SAY, STANDBY_BYTES, can_stand_by, finish, own_cores, processes_on_standby, wait_for,
+};
 
 /// Module whose thread executes what is put into a queue, which keeps a file open, and which no other process has the same
 /// number of.
@@ -88,10 +90,7 @@ impl StandbyFixture {
     /// Runs a program. Returns its output, and whether its process was on standby.
     #[track_caller]
     fn run(&self, text: &str, module: &str, change: impl FnOnce(&mut Spec)) -> (String, bool) {
-        let mut tenant = self.start(text, module, change);
-        let said = tenant.read_all();
-        assert_eq!(self.fixture.wait(&tenant.made).exit, Some(ProgramEnd::Status(0)), "{said}");
-        (said, tenant.made.is_standby)
+        finish(&self.fixture, self.start(text, module, change))
     }
 
     #[track_caller]

@@ -13,35 +13,28 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
 use sublet_sandbox::{FolderAccess, IsolationKind, LentFolder, ProgramEnd, SandboxProgram, Spec, Template};
 use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 use tempfile::TempDir;
 
-use standby::{SAY, STANDBY_BYTES, can_stand_by, own_cores, processes_on_standby, wait_for};
+use standby::{
+    NOTES, SAY, TELL, await_end, can_stand_by, finish, kept, only_process_on_standby, own_cores, wait_for,
+};
 
-/// Module of an environment, which notes what it can do while it is imported, and starts a thread.
-const BETA: &str = "\
-import os, socket, threading
-def attempt(call):
-    try: call()
-    except OSError as error: return type(error).__name__
-    return 'BREACH'
-lines = open('/proc/self/status').read().splitlines()
-status = dict(line.split(':', 1) for line in lines if ':' in line)
-walls = [status[name].split()[0] for name in ('Uid', 'CapPrm', 'CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')]
+/// Attempts of a module of an environment, and what it finds.
+const TRIES: &str = "\
 tries = [attempt(call) for call in (
     lambda: open('/new', 'w'), lambda: open('/environment/new', 'w'), socket.socket, lambda: os.setuid(0),
     lambda: os.chroot('/tmp'), lambda: os.listdir('/proc/1/fd'))]
-links = [os.readlink('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd') if os.path.islink('/proc/self/fd/' + fd)]
-sockets = len({link for link in links if link.startswith('socket:')})
 variables, packages = sorted(os.environ), os.listdir('/package')
-number = os.urandom(8).hex()
-threading.Thread(target=threading.Event().wait, daemon=True).start()
 ";
-/// Program that says whether its process had imported the module, and the number of that import.
-const TELL: &str = "ready = 'beta' in sys.modules\nimport beta\nsay(ready, beta.number)\n";
+
+/// Module of an environment, which notes what it can do while it is imported, and starts a thread.
+fn beta() -> String {
+    format!("{NOTES}{TRIES}")
+}
 
 /// A spawner, and environments with a module `beta`.
 struct EnvironmentFixture {
@@ -95,17 +88,13 @@ impl EnvironmentFixture {
 
     #[track_caller]
     fn run_with(&self, whose: (&str, &Path), text: &str, change: impl FnOnce(&mut Spec)) -> (String, bool) {
-        let mut program = self.start(whose, text, change);
-        let said = program.read_all();
-        assert_eq!(self.fixture.wait(&program.made).exit, Some(ProgramEnd::Status(0)), "{said}");
-        (said, program.made.is_standby)
+        finish(&self.fixture, self.start(whose, text, change))
     }
 
     /// Processes on standby of a tenant, after a look.
     #[track_caller]
     fn kept(&self, tenant: &str) -> Vec<StandbyProcesses> {
-        let kept = self.fixture.sandboxes.keep_standby(own_cores(), STANDBY_BYTES).unwrap();
-        kept.into_iter().filter(|kept| kept.tenant == tenant).collect()
+        kept(&self.fixture, tenant)
     }
 
     /// Waits until this number of sets of a tenant have a process that waits, after each had a program.
@@ -137,7 +126,7 @@ fn only_programs_of_the_tenant_take_its_process() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     let (said, is_standby) = fixture.run(("a", &environment), TELL);
     assert!(said.starts_with("False ") && !is_standby, "the first imports by itself: {said}");
     let kept = fixture.await_standby("a", 1);
@@ -165,7 +154,7 @@ fn code_of_environment_has_every_restriction_on_standby() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     let package = tempfile::tempdir().unwrap();
     fs::write(package.path().join("data"), "of the package").unwrap();
     fs::set_permissions(package.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -179,9 +168,8 @@ say(beta.sockets, 'GIVEN' in beta.variables, beta.packages, open('/package/data'
     fixture.run_with(("a", &environment), text, change);
     fixture.await_standby("a", 1);
     let witness = fixture.witness();
-    let waiting = processes_on_standby(&witness);
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
-    let status = fs::read_to_string(format!("/proc/{}/status", waiting[0].as_raw_nonzero())).unwrap();
+    let waiting = only_process_on_standby(&witness);
+    let status = fs::read_to_string(format!("/proc/{}/status", waiting.as_raw_nonzero())).unwrap();
     for wall in ["Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"] {
         assert!(status.contains(wall), "{wall}: {status}");
     }
@@ -201,7 +189,7 @@ fn program_with_own_variables_or_folders_imports_by_itself() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     fixture.run(("a", &environment), TELL);
     let lent = tempfile::tempdir().unwrap();
     let folder =
@@ -230,7 +218,8 @@ fn tenant_has_one_process_for_each_of_few_environments() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environments: Vec<_> = (0..6).map(|number| fixture.environment(&number.to_string(), BETA)).collect();
+    let environments: Vec<_> =
+        (0..6).map(|number| fixture.environment(&number.to_string(), &beta())).collect();
     fixture.run(("b", &environments[0]), TELL);
     fixture.await_standby("b", 1);
     for environment in &environments {
@@ -251,16 +240,15 @@ fn process_ends_with_its_environment() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     fixture.run(("a", &environment), TELL);
     fixture.await_standby("a", 1);
     let witness = fixture.witness();
-    let waiting = processes_on_standby(&witness);
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    let waiting = only_process_on_standby(&witness);
     fs::remove_dir_all(&environment).unwrap();
     let kept = fixture.kept("a");
     assert!(kept.is_empty(), "the files of the environment are evicted: {kept:?}");
-    await_ends(&waiting);
+    await_end(waiting);
 }
 
 #[test]
@@ -270,7 +258,8 @@ fn process_that_computes_while_it_waits_is_ended() {
     }
     let fixture = EnvironmentFixture::open();
     let busy = format!(
-        "{BETA}\ndef compute():\n    while True: pass\nthreading.Thread(target=compute, daemon=True).start()\n"
+        "{}\ndef compute():\n    while True: pass\nthreading.Thread(target=compute, daemon=True).start()\n",
+        beta()
     );
     let environment = fixture.environment("busy", &busy);
     fixture.run(("a", &environment), TELL);
@@ -289,16 +278,15 @@ fn program_begins_cold_when_its_process_does_not_answer() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     fixture.run(("a", &environment), TELL);
     fixture.await_standby("a", 1);
     let mut witness = fixture.witness();
-    let waiting = processes_on_standby(&witness);
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
-    kill_process(waiting[0], Signal::STOP).unwrap();
+    let waiting = only_process_on_standby(&witness);
+    kill_process(waiting, Signal::STOP).unwrap();
     let (said, is_standby) = fixture.run(("a", &environment), TELL);
     assert!(said.starts_with("False ") && !is_standby, "{said}");
-    await_ends(&waiting);
+    await_end(waiting);
     let kept = fixture.kept("a");
     assert!(kept.is_empty(), "no other process is begun soon: {kept:?}");
     witness.outside.write_all(b"x").unwrap();
@@ -311,15 +299,14 @@ fn no_process_on_standby_outlives_its_spawner() {
         return;
     }
     let fixture = EnvironmentFixture::open();
-    let environment = fixture.environment("science", BETA);
+    let environment = fixture.environment("science", &beta());
     fixture.run(("a", &environment), TELL);
     fixture.await_standby("a", 1);
     let witness = fixture.witness();
-    let waiting = processes_on_standby(&witness);
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    let waiting = only_process_on_standby(&witness);
     let spawner = parent(parent(Pid::from_raw(witness.made.state.pid.unwrap().cast_signed()).unwrap()));
     kill_process(spawner, Signal::KILL).unwrap();
-    await_ends(&waiting);
+    await_end(waiting);
 }
 
 #[track_caller]
@@ -327,12 +314,4 @@ fn parent(process: Pid) -> Pid {
     let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
     Pid::from_raw(line.trim().parse().unwrap()).unwrap()
-}
-
-/// Waits until processes are gone.
-#[track_caller]
-fn await_ends(processes: &[Pid]) {
-    wait_for("the processes end", || {
-        processes.iter().all(|process| test_kill_process(*process).is_err()).then_some(())
-    });
 }

@@ -12,35 +12,23 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use rustix::process::{Signal, kill_process, test_kill_process};
+use rustix::process::{Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
-use sublet_sandbox::{IsolationKind, ProgramEnd, Spec};
+use sublet_sandbox::{IsolationKind, Spec};
 use support::{MIB, SandboxFixture, Sort, StartedSandbox};
 
 use python_image::PythonImage;
-use standby::{SAY, STANDBY_BYTES, can_stand_by, own_cores, processes_on_standby, wait_for};
+use standby::{
+    NOTES, SAY, TELL, await_end, can_stand_by, finish, kept, only_process_on_standby, own_cores, wait_for,
+};
 
-/// Module of the image, which notes what it can do while it is imported, and starts a thread.
-const BETA: &str = "\
-import os, socket, threading
-def attempt(call):
-    try: call()
-    except OSError as error: return type(error).__name__
-    return 'BREACH'
-lines = open('/proc/self/status').read().splitlines()
-status = dict(line.split(':', 1) for line in lines if ':' in line)
-walls = [status[name].split()[0] for name in ('Uid', 'CapPrm', 'CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')]
+/// Attempts of a module of an image, and what it finds and leaves.
+const TRIES: &str = "\
 tries = [attempt(call) for call in (
     socket.socket, lambda: os.setuid(0), lambda: os.chroot('/tmp'), lambda: os.listdir('/proc/1/fd'))]
-links = [os.readlink('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd') if os.path.islink('/proc/self/fd/' + fd)]
-sockets = len({link for link in links if link.startswith('socket:')})
 packages = os.listdir('/package') if os.path.isdir('/package') else None
-number = os.urandom(8).hex()
 open('/written', 'w').write(number)
-threading.Thread(target=threading.Event().wait, daemon=True).start()
 ";
-/// Program that says whether its process had imported the module, and the number of that import.
-const TELL: &str = "ready = 'beta' in sys.modules\nimport beta\nsay(ready, beta.number)\n";
 
 /// A spawner, and an image with a module `beta`.
 struct ImageFixture {
@@ -50,7 +38,7 @@ struct ImageFixture {
 
 impl ImageFixture {
     fn open() -> ImageFixture {
-        let image = PythonImage::make(&[("beta", BETA)], &[]);
+        let image = PythonImage::make(&[("beta", &format!("{NOTES}{TRIES}"))], &[]);
         ImageFixture { fixture: SandboxFixture::open(Sort::Process), image }
     }
 
@@ -71,17 +59,13 @@ impl ImageFixture {
     /// Runs code. Returns its output, and whether its process was on standby.
     #[track_caller]
     fn run(&self, tenant: &str, code: &str, change: impl FnOnce(&mut Spec)) -> (String, bool) {
-        let mut program = self.start(tenant, code, change);
-        let said = program.read_all();
-        assert_eq!(self.fixture.wait(&program.made).exit, Some(ProgramEnd::Status(0)), "{said}");
-        (said, program.made.is_standby)
+        finish(&self.fixture, self.start(tenant, code, change))
     }
 
     /// Processes on standby of a tenant, after a look.
     #[track_caller]
     fn kept(&self, tenant: &str) -> Vec<StandbyProcesses> {
-        let kept = self.fixture.sandboxes.keep_standby(own_cores(), STANDBY_BYTES).unwrap();
-        kept.into_iter().filter(|kept| kept.tenant == tenant).collect()
+        kept(&self.fixture, tenant)
     }
 
     #[track_caller]
@@ -150,9 +134,8 @@ shared = os.statvfs('/dev/shm'); say(shared.f_blocks * shared.f_frsize)
     };
     let (started, _) = fixture.run("a", code, change);
     fixture.await_standby("a");
-    let waiting = processes_on_standby(&fixture.witness());
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
-    let status = fs::read_to_string(format!("/proc/{}/status", waiting[0].as_raw_nonzero())).unwrap();
+    let waiting = only_process_on_standby(&fixture.witness());
+    let status = fs::read_to_string(format!("/proc/{}/status", waiting.as_raw_nonzero())).unwrap();
     for wall in ["Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"] {
         assert!(status.contains(wall), "{wall}: {status}");
     }
@@ -192,12 +175,11 @@ fn interpreter_on_standby_ends_with_the_layers_of_its_image() {
     let fixture = ImageFixture::open();
     fixture.run("a", TELL, |_| {});
     fixture.await_standby("a");
-    let waiting = processes_on_standby(&fixture.witness());
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    let waiting = only_process_on_standby(&fixture.witness());
     fixture.image.remove();
     let kept = fixture.kept("a");
     assert!(kept.is_empty(), "{kept:?}");
-    wait_for("the process ends", || test_kill_process(waiting[0]).is_err().then_some(()));
+    await_end(waiting);
 }
 
 #[test]
@@ -208,10 +190,9 @@ fn interpreter_is_started_when_that_on_standby_does_not_answer() {
     let fixture = ImageFixture::open();
     fixture.run("a", TELL, |_| {});
     fixture.await_standby("a");
-    let waiting = processes_on_standby(&fixture.witness());
-    assert_eq!(waiting.len(), 1, "{waiting:?}");
-    kill_process(waiting[0], Signal::STOP).unwrap();
+    let waiting = only_process_on_standby(&fixture.witness());
+    kill_process(waiting, Signal::STOP).unwrap();
     let (said, is_standby) = fixture.run("a", TELL, |_| {});
     assert!(said.starts_with("False ") && !is_standby, "{said}");
-    wait_for("the process ends", || test_kill_process(waiting[0]).is_err().then_some(()));
+    await_end(waiting);
 }

@@ -5,10 +5,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, test_kill_process};
 use sublet_means::{Means, skip};
+use sublet_proto::v1::StandbyProcesses;
+use sublet_sandbox::ProgramEnd;
 
-use crate::support::{MIB, StartedSandbox, is_bounded};
+use crate::support::{MIB, SandboxFixture, StartedSandbox, is_bounded};
 
 /// Longest wait for a process on standby.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -19,6 +21,53 @@ pub const STANDBY_BYTES: u64 = 512 * MIB;
 /// First lines of each program.
 pub const SAY: &str =
     "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
+
+/// First lines of a module that notes what it can do while it is imported. A list `tries` of results of `attempt` follows.
+pub const NOTES: &str = "\
+import os, socket, threading
+def attempt(call):
+    try: call()
+    except OSError as error: return type(error).__name__
+    return 'BREACH'
+lines = open('/proc/self/status').read().splitlines()
+status = dict(line.split(':', 1) for line in lines if ':' in line)
+walls = [status[name].split()[0] for name in ('Uid', 'CapPrm', 'CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')]
+links = [os.readlink('/proc/self/fd/' + fd) for fd in os.listdir('/proc/self/fd') if os.path.islink('/proc/self/fd/' + fd)]
+sockets = len({link for link in links if link.startswith('socket:')})
+number = os.urandom(8).hex()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+";
+/// Program that says whether its process had imported the module `beta`, and the number of that import.
+pub const TELL: &str = "ready = 'beta' in sys.modules\nimport beta\nsay(ready, beta.number)\n";
+
+/// Processes on standby of a tenant, after a look.
+#[track_caller]
+pub fn kept(fixture: &SandboxFixture, tenant: &str) -> Vec<StandbyProcesses> {
+    let kept = fixture.sandboxes.keep_standby(own_cores(), STANDBY_BYTES).unwrap();
+    kept.into_iter().filter(|kept| kept.tenant == tenant).collect()
+}
+
+/// Waits for the end of a program that succeeds. Returns its output, and whether its process was on standby.
+#[track_caller]
+pub fn finish(fixture: &SandboxFixture, mut program: StartedSandbox) -> (String, bool) {
+    let said = program.read_all();
+    assert_eq!(fixture.wait(&program.made).exit, Some(ProgramEnd::Status(0)), "{said}");
+    (said, program.made.is_standby)
+}
+
+/// The one process on standby, which is found by a program that runs.
+#[track_caller]
+pub fn only_process_on_standby(witness: &StartedSandbox) -> Pid {
+    let waiting = processes_on_standby(witness);
+    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    waiting[0]
+}
+
+/// Waits until a process has ended.
+#[track_caller]
+pub fn await_end(process: Pid) {
+    wait_for("the process ends", || test_kill_process(process).is_err().then_some(()));
+}
 
 /// Looks until there is something.
 #[track_caller]
