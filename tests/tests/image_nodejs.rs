@@ -10,7 +10,6 @@ mod making;
 mod serving;
 
 use std::fs;
-use std::path::Path;
 use std::sync::OnceLock;
 
 use image_scene::{ImageScene, PackedInterpreter, with_script};
@@ -168,8 +167,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
         return;
     }
     let scene = ImageScene::new();
-    let crun = ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists());
-    let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
+    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
     platform.json(&["deploy", &scene.package("app", &scene.node(), "")]);
     assert_runs_in_image(&platform, "app");
 }

@@ -253,8 +253,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
         return;
     }
     let scene = ImageScene::new();
-    let crun = ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists());
-    let platform = scene.platform(&["--container-runtime", crun.unwrap_or("crun")]);
+    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
     let image = scene.python();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
     assert_runs_in_image(&platform, "app", &packed().version);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod image_scene;
 #[path = "../../crates/image/tests/making/mod.rs"]
 mod making;
 #[path = "../../crates/image/tests/serving/mod.rs"]
@@ -12,9 +13,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use image_scene::ImageScene;
+use making::Layer;
 use making::tar::{FILE, Tar};
-use making::{Layer, Layout};
-use serving::DebianRegistry;
 use sublet::{Access, Allocation, Application, Code, FabricChoice, Invoker, RunOptions};
 use sublet_fabric::ofi;
 use sublet_means::{Means, skip};
@@ -29,42 +30,21 @@ const ISSUE: &str = "of the image";
 /// A provider of libfabric that needs no device.
 const PROVIDER: &str = "tcp;ofi_rxm";
 
-/// A registry, and a folder to work in.
-struct Scene {
-    registry: DebianRegistry,
-    folder: tempfile::TempDir,
+/// A registry, and nodes that have a worker program for musl.
+fn scene() -> ImageScene {
+    let worker = programs().join("sublet-worker-musl");
+    assert!(worker.exists(), "{}: cargo xtask test --only build", worker.display());
+    ImageScene::new()
 }
 
-impl Scene {
-    fn new() -> Scene {
-        let worker = programs().join("sublet-worker-musl");
-        assert!(worker.exists(), "{}: cargo xtask test --only build", worker.display());
-        Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    /// Uploads an image of these layers, and returns its name.
-    fn push(&self, name: &str, layers: &[Layer]) -> String {
-        let layout = Layout::of(&self.folder.path().join(name), layers);
-        self.registry.push(&layout.folder, name, "1");
-        format!("localhost:{}/{name}:1", self.registry.port)
-    }
-
-    /// A node that pulls from this registry.
-    fn platform(&self, more: &[&str]) -> PlatformProcess {
-        PlatformProcess::start_with(|up| {
-            up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
-        })
-    }
-
-    /// Deploys a package of a shared object in an image.
-    fn deploy(&self, platform: &PlatformProcess, name: &str, object: &Path, image: &str) {
-        let folder = self.folder.path().join(format!("package-{name}"));
-        fs::create_dir(&folder).unwrap();
-        fs::copy(object, folder.join("functions.so")).unwrap();
-        let manifest = format!("name = \"{name}\"\nlibrary = \"functions.so\"\nimage = \"{image}\"\n");
-        fs::write(folder.join("sublet.toml"), manifest).unwrap();
-        platform.json(&["deploy", folder.to_str().unwrap()]);
-    }
+/// Deploys a package of a shared object in an image.
+fn deploy(scene: &ImageScene, platform: &PlatformProcess, (name, object): (&str, &Path), image: &str) {
+    let folder = scene.folder.path().join(format!("package-{name}"));
+    fs::create_dir(&folder).unwrap();
+    fs::copy(object, folder.join("functions.so")).unwrap();
+    let manifest = format!("name = \"{name}\"\nlibrary = \"functions.so\"\nimage = \"{image}\"\n");
+    fs::write(folder.join("sublet.toml"), manifest).unwrap();
+    platform.json(&["deploy", folder.to_str().unwrap()]);
 }
 
 /// A layer with musl, and a file for functions to read.
@@ -105,14 +85,14 @@ fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
 
 #[test]
 fn native_functions_run_in_an_image_with_musl() {
-    let scene = Scene::new();
+    let scene = scene();
     let image = scene.push("musl", &[musl()]);
     let platform = scene.platform(&[]);
-    scene.deploy(&platform, "files", &foreign(COMPILER, "files.c"), &image);
+    deploy(&scene, &platform, ("files", &foreign(COMPILER, "files.c")), &image);
     for _ in 0..2 {
         assert_runs_in_image(&platform, "files");
     }
-    scene.deploy(&platform, "faults", &foreign(COMPILER, "faults.c"), &image);
+    deploy(&scene, &platform, ("faults", &foreign(COMPILER, "faults.c")), &image);
     let client = platform.client_with(&Allocation::new("faults"));
     let died = client.submit("segfault", &[0u8; 4], &mut [0u8; 8]).and_then(sublet::Invocation::wait);
     assert_fails(died, Code::WorkerDied, &["SIGSEGV", "faults/segfault"]);
@@ -125,17 +105,17 @@ fn an_oci_runtime_starts_the_worker_for_musl() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let scene = Scene::new();
-    let platform = scene.platform(&["--container-runtime", "crun"]);
-    scene.deploy(&platform, "files", &foreign(COMPILER, "files.c"), &scene.push("musl", &[musl()]));
+    let scene = scene();
+    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
+    deploy(&scene, &platform, ("files", &foreign(COMPILER, "files.c")), &scene.push("musl", &[musl()]));
     assert_runs_in_image(&platform, "files");
 }
 
 #[test]
 fn calls_over_tls_reach_a_worker_with_musl() {
-    let scene = Scene::new();
+    let scene = scene();
     let platform = scene.platform(&["--listen", "127.0.0.1:0", "--fabrics", "tcp"]);
-    scene.deploy(&platform, "calls", &foreign(COMPILER, "calls.c"), &scene.push("musl", &[musl()]));
+    deploy(&scene, &platform, ("calls", &foreign(COMPILER, "calls.c")), &scene.push("musl", &[musl()]));
     for fabric in ["tcp", "tcp+tls", "shm"] {
         let client = platform.client_with(&Allocation::new("calls").fabric(fabric.parse().unwrap()));
         assert_echoes(&client);
@@ -144,12 +124,12 @@ fn calls_over_tls_reach_a_worker_with_musl() {
 
 #[test]
 fn object_decides_in_an_image_with_both_c_libraries() {
-    let scene = Scene::new();
+    let scene = scene();
     let image = scene.push("both", &[musl(), glibc()]);
     let platform = scene.platform(&[]);
     let objects = [("with-musl", foreign(COMPILER, "files.c")), ("with-glibc", library("files.c"))];
     for (name, object) in objects {
-        scene.deploy(&platform, name, &object, &image);
+        deploy(&scene, &platform, (name, &object), &image);
         assert_runs_in_image(&platform, name);
     }
 }
@@ -164,11 +144,11 @@ fn libfabric_is_refused_in_an_image_with_musl() {
         skip(Means::Libfabric, format_args!("there is no libfabric with {PROVIDER}"));
         return;
     }
-    let scene = Scene::new();
+    let scene = scene();
     let fabric = format!("ofi:{PROVIDER}");
     let platform = scene.platform(&["--listen", "127.0.0.1:0", "--fabrics", &format!("tcp,{fabric}")]);
     let image = scene.push("musl", &[musl()]);
-    scene.deploy(&platform, "calls", &foreign(COMPILER, "calls.c"), &image);
+    deploy(&scene, &platform, ("calls", &foreign(COMPILER, "calls.c")), &image);
     let over = |fabric: FabricChoice| Allocation::new("calls").fabric(fabric);
     let refused = platform.invoker().allocate(&over(fabric.parse().unwrap()));
     assert_fails(refused, Code::FabricUnavailable, &[&image, &fabric, "musl", "choose the fabric tcp"]);
@@ -182,10 +162,10 @@ fn swapping_is_refused_in_an_image_with_musl() {
         skip(Means::Userfaultfd, format_args!("/dev/userfaultfd: {error}"));
         return;
     }
-    let scene = Scene::new();
+    let scene = scene();
     let platform = scene.platform(&["--listen", "127.0.0.1:0"]);
     let image = scene.push("musl", &[musl()]);
-    scene.deploy(&platform, "swapping", &foreign(COMPILER, "swapping.c"), &image);
+    deploy(&scene, &platform, ("swapping", &foreign(COMPILER, "swapping.c")), &image);
     let (own, swapped) = (64u64 << 20, 320u64 << 20);
     let document = serde_json::json!({
         "version": 1, "name": "swaps", "edges": [],

@@ -1,6 +1,9 @@
 //! A registry with images of this machine's programs, packed with their libraries, and a node that pulls from it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+#[path = "../../../crates/sandbox/tests/support/interpreter_files.rs"]
+mod interpreter_files;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,13 +12,12 @@ use std::process::Command;
 
 use sublet_tests::platform::{PlatformProcess, programs};
 
+pub use interpreter_files::collect;
+use interpreter_files::{is_code, libraries};
+
 use crate::making::tar::{FILE, Tar};
 use crate::making::{CONFIG, LAYER, Layer, Layout, MANIFEST, configuration, manifest};
 use crate::serving::DebianRegistry;
-
-/// Modules of Python's standard library that need no place in an image.
-const LEFT_OUT: [&str; 7] =
-    ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
 
 /// An interpreter of this machine that images get.
 pub struct PackedInterpreter {
@@ -85,25 +87,6 @@ fn adapter(language: &str) -> PathBuf {
     programs().join(format!("libsublet_template_{language}.so"))
 }
 
-/// Finds the files of a folder that an image needs.
-pub fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if LEFT_OUT.contains(&name) || name.starts_with("config-") {
-            continue;
-        }
-        match path.is_dir() {
-            true => collect(&path, files),
-            false => drop(files.insert(path)),
-        }
-    }
-}
-
-fn is_code(path: &Path) -> bool {
-    fs::read(path).unwrap().starts_with(b"\x7fELF")
-}
-
 /// A registry, and a folder to work in.
 pub struct ImageScene {
     pub registry: DebianRegistry,
@@ -159,15 +142,9 @@ impl ImageScene {
     }
 }
 
-/// The shared libraries that a program or library needs, where it looks for them.
-fn libraries(path: &Path) -> Vec<PathBuf> {
-    let needed = Command::new("ldd").arg(path).output().unwrap();
-    let needed = String::from_utf8(needed.stdout).unwrap();
-    needed
-        .split_whitespace()
-        .filter(|word| word.starts_with('/') && !word.ends_with(':'))
-        .map(Into::into)
-        .collect()
+/// Path of crun, which a node without programs of its own does not find.
+pub fn crun() -> &'static str {
+    ["/usr/bin/crun", "/usr/sbin/crun"].into_iter().find(|path| Path::new(path).exists()).unwrap_or("crun")
 }
 
 /// Adds a file of this machine, in the same place.

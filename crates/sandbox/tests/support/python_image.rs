@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod interpreter_files;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -12,15 +14,14 @@ use std::process::Command;
 use sublet_sandbox::{IsolationKind, RootImage, SandboxProgram, Spec, Template, TemplateImage};
 use tempfile::TempDir;
 
+use interpreter_files::{collect, is_code, libraries};
+
 use crate::support::{MIB, library, own, python, template};
 
 /// Folder of modules in the image.
 const MODULES: &str = "/modules";
 /// Path of the probe, as a library, in the image.
 const PROBE: &str = "/probe.so";
-/// Names in the standard library that programs of tests do not need.
-const LEFT_OUT: [&str; 7] =
-    ["__pycache__", "test", "idlelib", "lib2to3", "ensurepip", "site-packages", "dist-packages"];
 
 /// An image of one layer, whose Python is this machine's: not a virtual environment's, and not a link.
 pub struct PythonImage {
@@ -114,32 +115,6 @@ impl PythonImage {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/probe.py");
         fs::read_to_string(path).unwrap().replace("LIBRARY", PROBE)
     }
-}
-
-fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if LEFT_OUT.contains(&name) || name.starts_with("config-") {
-            continue;
-        }
-        match path.is_dir() {
-            true => collect(&path, files),
-            false => drop(files.insert(path)),
-        }
-    }
-}
-
-fn is_code(path: &Path) -> bool {
-    fs::read(path).unwrap().starts_with(b"\x7fELF")
-}
-
-/// The shared libraries that a program or library needs, where it looks for them.
-fn libraries(path: &Path) -> Vec<PathBuf> {
-    let needed = Command::new("ldd").arg(path).output().unwrap();
-    let needed = String::from_utf8(needed.stdout).unwrap();
-    let paths = needed.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
-    paths.map(Into::into).collect()
 }
 
 /// Copies a file of this machine to a path of the image.
