@@ -70,6 +70,14 @@ def platform():
 
 
 @pytest.fixture
+def default(platform):
+    """The platform's client is the default one."""
+    before = sublet.set_default(platform)
+    yield
+    sublet.set_default(before)
+
+
+@pytest.fixture
 def lease(platform):
     with platform.lease(wait=60) as lease:
         yield lease

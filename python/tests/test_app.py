@@ -7,7 +7,6 @@ import logging
 import pickle
 import subprocess
 import sys
-import textwrap
 import threading
 
 import numpy
@@ -17,18 +16,10 @@ import sublet
 from sublet import _package, components
 from sublet._compile import Compiled
 from writer import Writer, ended
+from applications import check_refused, made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function, **options):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function, **options).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def check(function, *args, **kwargs):
@@ -531,16 +522,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_cannot_be_compiled_is_refused_with_its_place(why, tmp_path, monkeypatch):
-    body = textwrap.indent(REFUSED[why], "    ")
-    (tmp_path / "refused.py").write_text(f"import sublet\n\n\ndef refused(y):\n{body}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "refused", raising=False)
-    import refused
-
-    with pytest.raises(SyntaxError, match=why) as found:
-        sublet.app(refused.refused)
-    assert found.value.filename == str(tmp_path / "refused.py") and found.value.lineno >= 4
-    assert found.value.text.strip() in (tmp_path / "refused.py").read_text()
+    file, error = check_refused(why, REFUSED[why], tmp_path, monkeypatch)
+    assert error.filename == str(file) and error.lineno >= 4
+    assert error.text.strip() in file.read_text()
 
 
 def test_what_is_no_function_is_refused():

@@ -1,25 +1,15 @@
 """Components of an application whose number of instances follows from a variable."""
 
-import sys
-import textwrap
 
 import numpy
 import pytest
 
 import sublet
 from sublet._compile import Compiled
+from applications import check_refused, made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def filled(n, *, is_early=False):
@@ -130,11 +120,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_number_that_is_not_known_then_is_refused(why, tmp_path, monkeypatch):
-    body = textwrap.indent(REFUSED[why], "    ")
-    (tmp_path / "refused_number.py").write_text(f"import sublet\n\n\ndef f(y):\n{body}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "refused_number", raising=False)
-    import refused_number
-
-    with pytest.raises(SyntaxError, match=why):
-        sublet.app(refused_number.f)
+    check_refused(why, REFUSED[why], tmp_path, monkeypatch)

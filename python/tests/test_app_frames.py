@@ -6,11 +6,7 @@ import pytest
 import sublet
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def run(function, *args):

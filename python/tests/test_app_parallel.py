@@ -1,25 +1,15 @@
 """Components of an application that are executed at the same time: they come to the same as the function itself."""
 
-import sys
-import textwrap
 
 import numpy
 import pytest
 
 import sublet
 from sublet._compile import Compiled
+from applications import check_refused, made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def statistics(n, *, is_early=False):
@@ -159,12 +149,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_block_that_means_something_else_is_refused(why, tmp_path, monkeypatch):
-    body = textwrap.indent(REFUSED[why], "    ")
-    (tmp_path / "refused_block.py").write_text(f"import sublet\n\n\ndef f(y):\n{body}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "refused_block", raising=False)
-    import refused_block
-
-    with pytest.raises(SyntaxError, match=why) as found:
-        sublet.app(refused_block.f)
-    assert found.value.filename == str(tmp_path / "refused_block.py") and found.value.lineno >= 4
+    file, error = check_refused(why, REFUSED[why], tmp_path, monkeypatch)
+    assert error.filename == str(file) and error.lineno >= 4

@@ -9,18 +9,10 @@ import pytest
 import sublet
 from sublet._compile import Compiled
 from sublet._remote import arena
+from applications import made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 far = sublet.remote(working_set="1MiB")

@@ -7,18 +7,10 @@ import pytest
 
 import sublet
 from sublet._bundle import Pickling, copies_that_share
+from applications import made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def written(pair):

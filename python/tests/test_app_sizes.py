@@ -8,18 +8,10 @@ import pytest
 import sublet
 from sublet import _app, components
 from sublet._compile import Compiled
+from applications import made
 
 
-@pytest.fixture(autouse=True)
-def default(platform):
-    before = sublet.set_default(platform)
-    yield
-    sublet.set_default(before)
-
-
-def made(function, **options):
-    """Makes an application that waits for the cores of other tests."""
-    return sublet.app(function, **options).options(patience=60)
+pytestmark = pytest.mark.usefixtures("default")
 
 
 def arrays(n):
