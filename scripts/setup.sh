@@ -39,7 +39,7 @@ readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
 # The programs that compile and link for an older C library, and for other processors.
 readonly DIST_FOLDER=target/tools/dist
 readonly DIST_MODULES=(ziglang==0.17.1 cargo-zigbuild==0.24.1 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 pyyaml==6.0.4
-    py-rattler-build==0.73.0)
+    py-rattler-build==0.73.0 deflate==0.9.0)
 # The compiler of TypeScript, in the versions and with the digests of a lock file.
 readonly TYPESCRIPT_FOLDER=target/tools/typescript
 readonly TYPESCRIPT_SOURCE=tests/typescript

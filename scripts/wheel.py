@@ -5,8 +5,9 @@ them, with the profile SUBLET_PROFILE (release). With SUBLET_TARGET (such as x86
 that target, and its programs have no symbols.
 
 The wheel is of the tag cp311-abi3 and of this machine's platform, unless others are given: an interpreter without the stable
-interface needs libraries that are built for it, which --modules names the folder of. A file whose name begins with LICENSE goes beside the licence, any other one to
-the bills of materials. The same files give the same wheel.
+interface needs libraries that are built for it, which --modules names the folder of. A file whose name begins with LICENSE goes
+beside the licence, any other one to the bills of materials. The same files and the same compressor give the same wheel: it is
+libdeflate, by the module `deflate`, where the interpreter has that module, and otherwise the larger one of zlib.
 """
 
 import argparse
@@ -14,12 +15,18 @@ import base64
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sysconfig
 import tempfile
 import tomllib
-import zipfile
+import zlib
 from pathlib import Path
+
+try:
+    import deflate
+except ImportError:
+    deflate = None
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python/sublet"
@@ -30,23 +37,33 @@ MODULE = "lib_native.so"
 MODULES = (MODULE, "libsublet_template_python.so")
 # Ends of the names under which interpreters of a tag look for the module.
 SUFFIXES = {"cp311-abi3": ".abi3.so"}
-# The time of each file in the archive: a wheel does not depend on when it was made.
-TIME = (1980, 1, 1, 0, 0, 0)
+# The time of each file in the archive, the first that one can have: a wheel does not depend on when it was made.
+TIME, DATE = 0, 1 << 5 | 1
+# Of the format of the archive: the version that readers need, the number of Unix, and that of the method "deflate".
+VERSION, UNIX, DEFLATED = 20, 3, 8
+# The strongest level of libdeflate.
+LEVEL = 12
+
+
+def deflated(content: bytes) -> bytes:
+    """Compresses by "deflate", without a frame."""
+    if deflate:
+        return bytes(deflate.deflate_compress(content, LEVEL))
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return compressor.compress(content) + compressor.flush()
 
 
 class Wheel:
-    """An archive in progress, and the record of its files."""
+    """An archive in progress, and the record of its files. The module zipfile can write no other streams than those of zlib."""
 
     def __init__(self, path: Path) -> None:
-        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9)
+        self._file = path.open("wb")
+        self._directory: list[bytes] = []
         self._record: list[str] = []
 
     def add(self, name: str, content: bytes, mode: int = 0o644) -> None:
         """Adds a file."""
-        entry = zipfile.ZipInfo(name, TIME)
-        entry.compress_type = zipfile.ZIP_DEFLATED
-        entry.external_attr = (0o100000 | mode) << 16
-        self._zip.writestr(entry, content)
+        self._write(name, content, mode)
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         self._record.append(f"{name},sha256={digest},{len(content)}")
 
@@ -54,8 +71,20 @@ class Wheel:
         """Adds the record, and ends the archive."""
         record = f"{folder}/RECORD"
         self._record.append(f"{record},,")
-        self._zip.writestr(zipfile.ZipInfo(record, TIME), "\n".join(self._record) + "\n", zipfile.ZIP_DEFLATED)
-        self._zip.close()
+        self._write(record, ("\n".join(self._record) + "\n").encode(), 0o644)
+        begin, directory = self._file.tell(), b"".join(self._directory)
+        count = len(self._directory)
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), begin, 0)
+        self._file.write(directory + end)
+        self._file.close()
+
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        path, packed, at = name.encode("ascii"), deflated(content), self._file.tell()
+        common = struct.pack("<5H3L2H", VERSION, 0, DEFLATED, TIME, DATE, zlib.crc32(content), len(packed), len(content), len(path), 0)
+        self._file.write(b"PK\3\4" + common + path + packed)
+        made_by, attributes = UNIX << 8 | VERSION, (0o100000 | mode) << 16
+        self._directory.append(
+            struct.pack("<4sH", b"PK\1\2", made_by) + common + struct.pack("<3H2L", 0, 0, 0, attributes, at) + path)
 
 
 def metadata(project: dict, version: str, licences: list[str]) -> str:

@@ -47,7 +47,8 @@ pub fn make_free_threaded(dist: &Dist, step: &mut Step) -> io::Result<bool> {
 
 /// Makes a wheel whose libraries for the interpreter are those in a folder, or those that were built last.
 fn make_one(dist: &Dist, step: &mut Step, tags: &str, modules: Option<&Path>) -> io::Result<bool> {
-    let mut wheel = dist.script("python3");
+    // This interpreter has the module that compresses best.
+    let mut wheel = dist.script("target/tools/dist/bin/python");
     wheel.arg("scripts/wheel.py").arg(&dist.out).args(["--tag", tags, "--platform", dist.target.platform]);
     let materials = dist.work("materials");
     for name in ["LICENSE-THIRD-PARTY", "sublet.cdx.json"] {
