@@ -12,9 +12,15 @@ use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls::crypto::ring::cipher_suite::{
     TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
 };
-use rustls::crypto::{CryptoProvider, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::crypto::ring::kx_group::X25519;
+use rustls::crypto::ring::sign::any_eddsa_type;
+use rustls::crypto::{
+    CryptoProvider, GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms,
+    verify_tls13_signature,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, UnbufferedServerConnection};
+use rustls::sign::SigningKey;
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
 use sublet_proto::{Code, Error};
@@ -110,11 +116,48 @@ impl Trust {
     }
 }
 
-/// Cryptography of *ring*, with the cipher first that is the fastest where the processor has instructions for it.
+/// Signatures that both sides verify: those of the keys that [`Identity::generate`] makes.
+static SIGNATURES: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
+    all: &[webpki::ring::ED25519],
+    mapping: &[(SignatureScheme::ED25519, &[webpki::ring::ED25519])],
+};
+
+/// Cryptography of *ring*, with the cipher first that is the fastest where the processor has instructions for it. Identities
+/// have keys of Ed25519, and the key exchange is X25519: the tables and code of other curves, and of RSA, are in no program
+/// that uses no other TLS than this.
 fn provider() -> Arc<CryptoProvider> {
     let cipher_suites =
         vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
-    Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
+    Arc::new(CryptoProvider {
+        cipher_suites,
+        kx_groups: vec![X25519],
+        signature_verification_algorithms: SIGNATURES,
+        secure_random: &SystemRandom,
+        key_provider: &IdentityKeys,
+    })
+}
+
+/// Random numbers of the kernel.
+#[derive(Debug)]
+struct SystemRandom;
+
+impl SecureRandom for SystemRandom {
+    fn fill(&self, buffer: &mut [u8]) -> Result<(), GetRandomFailed> {
+        getrandom::fill(buffer).map_err(|_| GetRandomFailed)
+    }
+}
+
+/// Reads the private keys of identities.
+#[derive(Debug)]
+struct IdentityKeys;
+
+impl KeyProvider for IdentityKeys {
+    fn load_private_key(&self, key: PrivateKeyDer<'static>) -> Result<Arc<dyn SigningKey>, rustls::Error> {
+        match &key {
+            PrivateKeyDer::Pkcs8(key) => any_eddsa_type(key),
+            _ => Err(rustls::Error::General("the private key of an identity is not in PKCS #8".into())),
+        }
+    }
 }
 
 /// Accepts one certificate, and requires that its owner proves possession of the key in each handshake.

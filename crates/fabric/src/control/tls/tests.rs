@@ -157,6 +157,15 @@ fn another_certificate_than_the_pinned_one_is_refused() {
 }
 
 #[test]
+fn refuses_identities_with_keys_of_other_kinds() {
+    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let certificate = CertificateParams::default().self_signed(&key).unwrap().der().to_vec();
+    let other = Identity { certificate, private_key: key.serialize_der() };
+    let (client, server) = handshake(&other.certificate, &other);
+    assert!(client.is_err() && server.is_err());
+}
+
+#[test]
 fn who_does_not_speak_tls_gets_no_connection() {
     let identity = agent();
     for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 70_000], &[0x16, 3, 1, 0xff, 0xff], b""] {
