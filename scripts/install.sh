@@ -4,8 +4,8 @@
 # without symbols; SUBLET_COMMAND then names a sublet that runs here, which writes completions and manual pages.
 #
 #   bin/sublet                   the command
-#   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
-#                                only agents start; what images with musl need, if it was built
+#   libexec/sublet/              the worker programs and the one that makes sandboxes, which only agents start; what images
+#                                with musl need, if it was built
 #
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #
@@ -96,7 +96,7 @@ manual() {
 programs() {
     local name language
     put_program "$BUILT/sublet" bin/sublet
-    for name in worker worker-wasm worker-opencl worker-cuda device-builder spawner; do
+    for name in worker worker-wasm worker-kernels spawner; do
         put_program "$BUILT/sublet-$name" "libexec/sublet/sublet-$name"
     done
     for language in python node; do

@@ -30,8 +30,8 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python/sublet"
-PROGRAMS = ("sublet", "sublet-worker", "sublet-worker-wasm", "sublet-worker-opencl", "sublet-worker-cuda", "sublet-device-builder",
-            "sublet-spawner", "libsublet_template_python.so", "libsublet_template_node.so")
+PROGRAMS = ("sublet", "sublet-worker", "sublet-worker-wasm", "sublet-worker-kernels", "sublet-spawner",
+            "libsublet_template_python.so", "libsublet_template_node.so")
 MODULE = "lib_native.so"
 # The libraries that an interpreter loads; the others are the same for each interpreter.
 MODULES = (MODULE, "libsublet_template_python.so")

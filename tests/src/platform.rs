@@ -293,14 +293,8 @@ pub fn assert_more_calls_than_slots(client: &Invoker) {
 pub fn sublet() -> Command {
     let program = programs().join("sublet");
     let worker = programs().join("sublet-worker");
-    let others = [
-        "sublet-spawner",
-        "sublet-worker-wasm",
-        "sublet-worker-opencl",
-        "sublet-worker-cuda",
-        "sublet-device-builder",
-    ]
-    .map(|name| programs().join(name));
+    let others =
+        ["sublet-spawner", "sublet-worker-wasm", "sublet-worker-kernels"].map(|name| programs().join(name));
     for file in others.iter().chain([&program, &worker]) {
         assert!(
             file.is_file(),

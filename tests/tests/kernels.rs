@@ -241,7 +241,7 @@ fn builders(agent: u32) -> Vec<u32> {
     let below = |parents: Vec<u32>| parents.into_iter().flat_map(children).collect::<Vec<_>>();
     let programs = below(below(spawner(agent).into_iter().collect()));
     // The kind of the package, and the index of its only build.
-    let end = [b"/sublet-device-builder\0opencl\0".as_slice(), b"0\0"].concat();
+    let end = [b"/sublet-worker-kernels\0opencl\0".as_slice(), b"0\0"].concat();
     let is_builder =
         |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(&end));
     programs.into_iter().filter(is_builder).collect()

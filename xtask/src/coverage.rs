@@ -22,7 +22,7 @@ const FOLDER: &str = "target/coverage";
 
 /// Programs that tests start.
 const PROGRAMS: &[&str] =
-    &["sublet", "sublet-worker", "sublet-worker-wasm", "sublet-worker-opencl", "sublet-spawner"];
+    &["sublet", "sublet-worker", "sublet-worker-wasm", "sublet-worker-kernels", "sublet-spawner"];
 
 /// Libraries without a test program of their own: the module for Python.
 const LIBRARIES: &[&str] = &["lib_native.so"];

@@ -3,7 +3,7 @@
 //! A compiler is a large program that was not written to withstand its input. A source can name the machine's files
 //! (`#include "/etc/hostname"` puts them into the error's text; an assembler's `.incbin` into the program), expand
 //! without end, or trigger a defect. PoCL crashes on some invalid binaries. For that reason the program
-//! `sublet-device-builder` does this work, once for each image. This program
+//! `sublet-worker-kernels` does this work, once for each image. This program
 //!
 //! - can read the compiler, the machine's libraries and its own folder, and nothing else; write its own folder; and
 //!   reach no network (Landlock: see [`Confinement`]);
@@ -40,7 +40,7 @@ const PASSED_ON: &[&str] =
 /// Program and limits with which builders are started.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    /// The program `sublet-device-builder`.
+    /// The program `sublet-worker-kernels`.
     pub program: PathBuf,
     /// Isolation of the compiler from the machine.
     pub confinement: Confinement,

@@ -15,7 +15,7 @@ pub(crate) fn socket() -> Result<PacketSocket, Error> {
 /// Ends the program after it has reported its result.
 pub(crate) fn leave(told: Result<(), Error>) -> ExitCode {
     if let Err(error) = told {
-        eprintln!("sublet-device-builder: {error}");
+        eprintln!("sublet-worker-kernels: {error}");
     }
     // Drivers have threads that may hang at a regular exit, and no work remains for them.
     let _ = kill_process(getpid(), Signal::KILL);

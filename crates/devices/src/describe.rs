@@ -1,4 +1,4 @@
-//! Describes this node's device: the work of `sublet-device-builder KIND device` when an agent starts it in a sandbox.
+//! Describes this node's device: the work of `sublet-worker-kernels KIND device` when an agent starts it in a sandbox.
 //!
 //! A driver is never loaded into an agent, and its description of a device depends on the parts of the machine that its
 //! process sees. For that reason it is queried in a sandbox like those of workers. The agent uses the answer only for

@@ -1,4 +1,4 @@
-//! Builds packages of kernels for this node's device: the work of `sublet-device-builder KIND BUILD` when an agent
+//! Builds packages of kernels for this node's device: the work of `sublet-worker-kernels KIND BUILD` when an agent
 //! starts it in a sandbox with an unpacked package.
 //!
 //! The process finds the device as the package's workers will, in a sandbox of the same kind, so an image that is valid

@@ -1,5 +1,4 @@
-//! The engine of packages of kernels. The worker programs `sublet-worker-opencl` and `sublet-worker-cuda` combine it
-//! with a worker's loop.
+//! The engine of packages of kernels. The program `sublet-worker-kernels` combines it with a worker's loop.
 //!
 //! The process has the device for itself. At its start it makes and starts all kernels of the package as one vector,
 //! from an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
@@ -9,6 +8,7 @@
 //! A kernel that continues after its deadline ends only with this process. Its call gets an error, and after the client
 //! has received it the process kills itself; the next call starts another.
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sublet_proto::package::built_file;
@@ -16,15 +16,32 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::worker::engine::{
     self, BufferName, Engine, EngineLoad, ErrorMessage, FunctionCaller, InputSource, OutputSink,
 };
+use sublet_runtime::worker::{program, spawned};
 
+use crate::cuda::Cuda;
+use crate::opencl::{self, OpenCl};
 use crate::package::{ONLY, PackageKernels};
 use crate::{
-    CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxes, Driver, LaunchInput,
-    LaunchOutput, MAX_LANES, Patience,
+    CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxes, Driver, DriverKind,
+    LaunchInput, LaunchOutput, MAX_LANES, Patience,
 };
 
 /// Most bytes of its own memory that a thread keeps between calls, in each direction.
 const KEPT_BYTES: usize = 4 << 20;
+
+/// The whole of a worker process of a package for this kind of devices.
+pub fn serve(kind: DriverKind) -> ExitCode {
+    match kind {
+        DriverKind::OpenCl => program::main(load_for_opencl, spawned::none),
+        DriverKind::Cuda => program::main(|load| KernelEngine::load(load, Cuda::first), spawned::none),
+    }
+}
+
+fn load_for_opencl(load: &EngineLoad<'_>) -> Result<KernelEngine<OpenCl>, Error> {
+    // Worker threads are started when the package is loaded.
+    opencl::enter_environment(load.workers);
+    KernelEngine::load(load, |lanes| OpenCl::first(lanes, None))
+}
 
 /// A loaded package.
 pub struct KernelEngine<D: Driver> {

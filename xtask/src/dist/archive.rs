@@ -13,7 +13,7 @@ use crate::step::Step;
 use crate::{musl, root};
 
 /// Programs and libraries in the archive: those of a wheel but for the Python module, and the C library.
-const PROGRAMS: usize = 10;
+const PROGRAMS: usize = 8;
 /// What the archive of the command has of a whole installation, beside the command itself.
 const SHARED_FILES: &[&str] = &["share/bash-completion", "share/doc", "share/fish", "share/man", "share/zsh"];
 

@@ -9,7 +9,7 @@ use crate::step::Step;
 /// Most bytes of the image, as a registry keeps it.
 const MOST_IMAGE_BYTES: u64 = 60_000_000;
 /// Programs and libraries in Debian's packages: those of the archive.
-const PROGRAMS: usize = 10;
+const PROGRAMS: usize = 8;
 
 /// Makes Debian's packages, and checks them with lintian.
 pub fn deb(dist: &Dist, step: &mut Step) -> io::Result<bool> {

@@ -10,8 +10,8 @@ use crate::step::Step;
 
 /// Most bytes of a wheel.
 const MOST_BYTES: u64 = 20_000_000;
-/// Programs and libraries in a wheel: nine that agents start, and the Python module.
-const PROGRAMS: usize = 10;
+/// Programs and libraries in a wheel: the command, those that agents start, and the Python module.
+const PROGRAMS: usize = 8;
 /// Tags of the wheel of the stable interface.
 const STABLE: &str = "cp311-abi3";
 /// Tags of the wheel of the free-threaded interpreter. Such interpreters before 3.15 have no stable interface.

@@ -32,14 +32,12 @@ pub(crate) use device_access::{devices_of, environment};
 pub(crate) use look::DeviceQuery;
 
 use crate::execution::packages::{FileStamp, Runnable, StartStep};
-use crate::execution::programs::is_program;
+use crate::execution::programs::{KERNELS, is_program};
 use crate::execution::sandboxes::SandboxMaker;
 use crate::execution::shared_work::{KnownResults, SharedWork, WorkBounds, WorkEnd, WorkRefusal};
 use crate::execution::start_cores::StartCores;
 use crate::machine::state::system;
 
-/// The program that builds, beside those of workers.
-const BUILDER: &str = "sublet-device-builder";
 /// Bounds of builds. Each build may use 2 GiB of the node's memory, beside those of leases. A call waits longer than one
 /// build takes, and shorter than the 120 s that clients wait.
 const BOUNDS: WorkBounds =
@@ -75,13 +73,13 @@ pub(crate) struct KernelPackages {
 }
 
 impl KernelPackages {
-    /// Finds the kinds that this node offers. The builder is the program beside that of workers.
+    /// Finds the kinds that this node offers. The builder is the program of kernels, which stands beside that of workers.
     pub(crate) fn new(
         worker: &Path,
         wanted: Option<&[PackageKind]>,
         sandboxes: Arc<SandboxMaker>,
     ) -> KernelPackages {
-        let (offered, builder) = (offered(worker, wanted), worker.with_file_name(BUILDER));
+        let (offered, builder) = (offered(worker, wanted), worker.with_file_name(KERNELS));
         let (builds, known) = (SharedWork::new(BOUNDS, describe), Mutex::new(KnownResults::new(MAX_KNOWN)));
         KernelPackages { offered, builder, sandboxes, builds, known }
     }
@@ -176,13 +174,8 @@ impl KernelPackages {
 /// Kinds that the operator wants and for which this node has programs and drivers. The default is OpenCL only: a leased
 /// GPU lets foreign code send any request to its driver in the kernel, so an operator has to allow this.
 fn offered(worker: &Path, wanted: Option<&[PackageKind]>) -> Vec<PackageKind> {
-    let program = |kind: PackageKind| worker.with_file_name(format!("sublet-worker-{}", kind.name()));
-    let is_offered = |kind: &PackageKind| {
-        kind.is_of_kernels()
-            && is_program(&worker.with_file_name(BUILDER))
-            && is_program(&program(*kind))
-            && drivers::are_there(*kind)
-    };
+    let has_program = is_program(&worker.with_file_name(KERNELS));
+    let is_offered = |kind: &PackageKind| has_program && kind.is_of_kernels() && drivers::are_there(*kind);
     wanted.unwrap_or(&[PackageKind::OpenCl]).iter().copied().filter(is_offered).collect()
 }
 
@@ -243,14 +236,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let worker = folder.path().join("sublet-worker");
         assert_eq!(offered(&worker, None), [], "there are no programs");
-        for program in ["sublet-worker-opencl", "sublet-worker-cuda", "sublet-worker-wasm", BUILDER] {
+        for program in ["sublet-worker-wasm", KERNELS] {
             fs::write(folder.path().join(program), "").unwrap();
         }
         let there = |kind| if drivers::are_there(kind) { vec![kind] } else { Vec::new() };
         assert_eq!(offered(&worker, None), there(PackageKind::OpenCl));
         assert_eq!(offered(&worker, Some(&[])), []);
         assert_eq!(offered(&worker, Some(&[PackageKind::Wasm, PackageKind::Cuda])), there(PackageKind::Cuda));
-        fs::remove_file(folder.path().join(BUILDER)).unwrap();
+        fs::remove_file(folder.path().join(KERNELS)).unwrap();
         assert_eq!(offered(&worker, None), []);
     }
 

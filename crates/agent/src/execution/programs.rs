@@ -1,5 +1,5 @@
-//! The worker programs: one for each kind of build, and one for native code in images with musl. That of native code is said to
-//! the agent, and the others stand beside it under its name and theirs.
+//! The worker programs: one for native code, one for native code in images with musl, one for WebAssembly, and one for kernels
+//! of every kind. That of native code is said to the agent, and the others stand beside it under names of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,9 @@ use sublet_proto::{Code, Error};
 
 use crate::execution::c_library::CLibrary;
 use crate::machine::state::system;
+
+/// The program of packages of kernels: it builds them, describes devices, and is the worker program.
+pub(crate) const KERNELS: &str = "sublet-worker-kernels";
 
 /// See the [module](self).
 pub(crate) struct Programs {
@@ -27,17 +30,20 @@ impl Programs {
         let kind = PackageKind::parse(&build.kind)?;
         let name = match (kind, libc) {
             (PackageKind::Native, CLibrary::Glibc) => return Ok(self.native.clone()),
-            (PackageKind::Native, CLibrary::Musl) => libc.name(),
-            _ => kind.name(),
+            (PackageKind::Native, CLibrary::Musl) => format!("sublet-worker-{}", libc.name()),
+            _ if kind.is_of_kernels() => KERNELS.to_owned(),
+            _ => format!("sublet-worker-{}", kind.name()),
         };
-        let program = self.native.with_file_name(format!("sublet-worker-{name}"));
+        let program = self.native.with_file_name(name);
         if is_program(&program) {
             return Ok(program);
         }
         let (library, program) = (&build.library, program.display());
         let why = match kind {
-            PackageKind::Native => format!("runs in the image {}, whose C library is {name},", build.image),
-            _ => format!("is of the kind {name},"),
+            PackageKind::Native => {
+                format!("runs in the image {}, whose C library is {},", build.image, libc.name())
+            }
+            _ => format!("is of the kind {},", kind.name()),
         };
         Err(Error::new(Code::System, format!("{library} {why} and its worker program {program} is missing")))
     }
@@ -97,6 +103,11 @@ mod tests {
         let wasm = folder.path().join("sublet-worker-wasm");
         std::fs::write(&wasm, "").unwrap();
         assert_eq!(of("wasm").unwrap(), wasm);
+        let error = of("cuda").unwrap_err();
+        assert!(error.message.contains("the kind cuda") && error.message.contains(KERNELS), "{error}");
+        let kernels = folder.path().join(KERNELS);
+        std::fs::write(&kernels, "").unwrap();
+        assert_eq!([of("opencl").unwrap(), of("cuda").unwrap()], [kernels.clone(), kernels]);
         assert_eq!(of("abacus").unwrap_err().code, Code::InvalidPackage);
     }
 

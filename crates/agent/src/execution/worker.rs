@@ -412,8 +412,7 @@ fn program(
     libc: CLibrary,
 ) -> Result<WorkerProgram, Error> {
     let build = runnable.build();
-    let of_host =
-        |kind, path| WorkerProgram { kind, program: SandboxProgram::Outside(path), args: Vec::new() };
+    let of_host = |kind, path, args| WorkerProgram { kind, program: SandboxProgram::Outside(path), args };
     if is_image_interpreter(&build.architecture) {
         let (program, args) = node.execution.image_interpreters.worker(runnable)?;
         return Ok(WorkerProgram { kind: IsolationKind::Process, program, args });
@@ -421,9 +420,11 @@ fn program(
     if is_interpreter(&build.architecture) {
         let modules = (runnable.environment.as_deref(), owner(node, held));
         let (template, program) = node.execution.sandboxes.runtimes.worker(build, modules)?;
-        return Ok(of_host(IsolationKind::Template(template), program));
+        return Ok(of_host(IsolationKind::Template(template), program, Vec::new()));
     }
-    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build, libc)?))
+    // One program executes kernels of every kind of devices.
+    let args = kernels::kind_of(build).map(|kind| OsString::from(kind.name())).into_iter().collect();
+    Ok(of_host(IsolationKind::Process, node.execution.programs.of(build, libc)?, args))
 }
 
 /// The tenant of a lease, if the node may keep a process on standby for its next lease. The tenant of a lease that its manager

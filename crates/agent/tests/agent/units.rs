@@ -15,9 +15,8 @@ fn described_by(does: &str) -> NodeDescription {
         let beside = |name: &str| options.worker.with_file_name(name);
         let source = beside("builder.c");
         fs::write(&source, format!("#include <unistd.h>\nint main(void) {{ {does} }}\n")).unwrap();
-        let builder = beside("sublet-device-builder");
+        let builder = beside("sublet-worker-kernels");
         assert!(Command::new("cc").arg("-o").arg(builder).arg(source).status().unwrap().success());
-        fs::write(beside("sublet-worker-opencl"), "").unwrap();
         options.devices = Some(vec![package::PackageKind::OpenCl]);
     });
     node.manager.book().registrations[0].node.clone().unwrap()

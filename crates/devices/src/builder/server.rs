@@ -8,12 +8,12 @@ use rustix::process::{Signal, kill_process};
 use super::{MAX_ANSWER_BYTES, confine, wire};
 use crate::opencl;
 
-/// Executes the builder's own side: the whole of `sublet-device-builder`.
+/// Executes the builder's own side: the whole of `sublet-worker-kernels`.
 pub fn serve() -> ExitCode {
     match answer() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sublet-device-builder: {error}");
+            eprintln!("sublet-worker-kernels: {error}");
             ExitCode::FAILURE
         }
     }

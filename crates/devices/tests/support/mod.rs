@@ -15,7 +15,7 @@ pub fn device() -> OpenClDeviceInfo {
 }
 
 pub fn builder() -> Builder {
-    Builder::new(env!("CARGO_BIN_EXE_sublet-device-builder").into())
+    Builder::new(env!("CARGO_BIN_EXE_sublet-worker-kernels").into())
 }
 
 pub struct OpenClFixture;
