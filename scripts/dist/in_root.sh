@@ -7,9 +7,10 @@ step() {
     echo "-- $*"
 }
 
-# Starts a command's platform, has a native function executed there in three leases, and ends the platform.
+# Starts a command's platform, has a native function executed there in three leases, and ends the platform. Nodes refuse the
+# Python of Debian 11, which is too old: the platform gets the interpreter that the wheel has.
 lease() {
-    "$1" up --cores 1 >/tmp/up.log 2>&1 &
+    "$1" up --cores 1 --python "$python" >/tmp/up.log 2>&1 &
     up=$!
     tries=0
     until "$1" ps 2>&1 | grep --quiet lending; do

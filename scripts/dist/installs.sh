@@ -18,7 +18,8 @@ collect() {
     mkdir "$SCRATCH/packages"
     cp "$FOLDER"/sublet-"$VERSION"-cp311-abi3-*_"${TRIPLE%%-*}".whl "$FOLDER"/*_"${VERSION}_$DEBIAN".deb \
         "$FOLDER/sublet-$VERSION-$TRIPLE.tar.xz" scripts/dist/in_root.sh "$SCRATCH/packages/"
-    python3 -m pip download --quiet --no-deps --dest "$SCRATCH/packages" 'cloudpickle>=3.0,<4'
+    # This interpreter has pip.
+    target/tools/dist/bin/python -m pip download --quiet --no-deps --dest "$SCRATCH/packages" 'cloudpickle>=3.0,<4'
 }
 
 # Runs the script as root of a copy of a root file system. A root directory that is changed by chroot would forbid sandboxes.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use super::Dist;
+use super::{Dist, target};
 use crate::step::Step;
 
 /// Most bytes of a wheel.
@@ -23,6 +23,8 @@ const MODULES: &[&str] = &["lib_native.so", "libsublet_template_python.so"];
 
 /// Builds the libraries that the free-threaded interpreter loads, and puts them aside: the next build replaces them.
 pub fn build_free_threaded(dist: &Dist, step: &mut Step) -> io::Result<bool> {
+    // This build is the first one, and the next ones reuse what it makes of libfabric's headers.
+    target::provide_headers()?;
     let folder = dist.emptied("free-threaded")?;
     let mut build = dist.target.build();
     build.env("PYO3_CROSS_PYTHON_VERSION", FREE_THREADED_VERSION);
