@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 use crate::options::ChoreOptions;
 use crate::root;
 use crate::step::{Show, Step, StepOutcome, Tally};
-use target::{PACKAGES, TARGETS, Target};
+use target::{ABORT_PACKAGES, PACKAGES, TARGETS, Target};
 
 /// The target that packages are made for, and the folder that they go to.
 struct Dist {
@@ -133,11 +133,9 @@ impl Dist {
         let mut script =
             if path.contains('/') { Command::new(root().join(path)) } else { Command::new(path) };
         self.target.equip(&mut script);
-        let command =
-            TARGETS.iter().find(|target| target.is_native()).map(|target| target.built().join("sublet"));
         script.current_dir(root()).env("SUBLET_VERSION", &self.version);
         script.env("SUBLET_NOTICES", self.work("materials").join("LICENSE-THIRD-PARTY"));
-        script.envs(command.map(|command| ("SUBLET_COMMAND", command)));
+        script.envs(native_command().map(|command| ("SUBLET_COMMAND", command)));
         script.env("SUBLET_DEBIAN", self.target.debian).env("SUBLET_IMAGE", self.target.image);
         script
     }
@@ -183,17 +181,33 @@ impl Dist {
     }
 }
 
-/// Builds the programs, and checks what they need of the system.
+/// Returns the path of the command that is built for this machine.
+fn native_command() -> Option<PathBuf> {
+    TARGETS.iter().find(|target| target.is_native()).map(|target| target.built().join("sublet"))
+}
+
+/// Builds the programs and libraries. Those for another architecture need the command of this one later, which writes
+/// completions and manual pages.
 fn programs(dist: &Dist, step: &mut Step) -> io::Result<bool> {
+    if !dist.target.is_native() && !native_command().is_some_and(|command| command.is_file()) {
+        return Err(io::Error::other(
+            "the manual is written by this machine's own command: make the packages for its architecture first",
+        ));
+    }
     target::provide_headers()?;
-    step.run(dist.target.build())
+    if !(step.run(dist.target.build())? && step.run(dist.target.build_without_unwinding())?) {
+        return Ok(false);
+    }
+    dist.target.gather()?;
+    Ok(true)
 }
 
 /// Writes the bill of materials, and the licences of what is linked.
 fn materials(dist: &Dist, step: &mut Step) -> io::Result<bool> {
     let folder = dist.emptied("materials")?;
     let mut write = Command::new("python3");
-    write.arg("scripts/dist/bill_of_materials.py").arg(dist.target.triple).arg(&folder).args(PACKAGES);
+    write.arg("scripts/dist/bill_of_materials.py").arg(dist.target.triple).arg(&folder);
+    write.args(PACKAGES).args(ABORT_PACKAGES);
     write.current_dir(root());
     if !step.run(write)? {
         return Ok(false);

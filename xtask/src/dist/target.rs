@@ -2,6 +2,8 @@
 //!
 //! All are built against the C library of 2018, which zig has, so that one file runs on every distribution since.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,19 +15,27 @@ pub(super) const TOOLS: &str = "target/tools/dist/bin";
 const GLIBC: &str = "2.28";
 /// Profile of everything that is published; see Cargo.toml.
 pub const PROFILE: &str = "dist";
+/// Profile of the published programs without unwinding; see Cargo.toml.
+const ABORT_PROFILE: &str = "dist-abort";
 
-/// The packages whose programs and libraries are published.
+/// The packages whose programs and libraries are published, beside those of [`ABORT_PACKAGES`].
 pub const PACKAGES: &[&str] = &[
     "sublet-capi",
     "sublet-cli",
-    "sublet-devices",
     "sublet-python",
     "sublet-runtime",
     "sublet-sandbox",
     "sublet-template-node",
     "sublet-template-python",
-    "sublet-wasm",
 ];
+/// The packages whose programs are published without unwinding.
+pub const ABORT_PACKAGES: &[&str] = &["sublet-devices", "sublet-wasm"];
+/// The programs of [`ABORT_PACKAGES`].
+const ABORT_PROGRAMS: &[&str] = &["sublet-worker-kernels", "sublet-worker-wasm"];
+
+/// Parts of SQLite that the bindings turn on and no store uses.
+const SQLITE_FLAGS: &str =
+    "-USQLITE_ENABLE_FTS3 -USQLITE_ENABLE_FTS3_PARENTHESIS -USQLITE_ENABLE_FTS5 -USQLITE_ENABLE_RTREE";
 
 /// A processor and system that packages are made for.
 pub struct Target {
@@ -78,16 +88,39 @@ impl Target {
         self.triple.starts_with(std::env::consts::ARCH)
     }
 
-    /// Returns cargo's command that builds all that is published.
+    /// Returns cargo's command that builds all that is published, but the programs without unwinding.
     pub fn build(&self) -> Command {
+        self.build_for_glibc(PROFILE, PACKAGES)
+    }
+
+    /// Returns cargo's command that builds the programs without unwinding.
+    pub fn build_without_unwinding(&self) -> Command {
+        self.build_for_glibc(ABORT_PROFILE, ABORT_PACKAGES)
+    }
+
+    fn build_for_glibc(&self, profile: &str, packages: &[&str]) -> Command {
         let mut build = cargo();
-        build.args(["zigbuild", "--locked", "--profile", PROFILE, "--target"]);
+        build.args(["zigbuild", "--locked", "--profile", profile, "--target"]);
         build.arg(format!("{}.{GLIBC}", self.triple));
-        for package in PACKAGES {
+        for package in packages {
             build.args(["--package", package]);
         }
         self.equip(&mut build);
         build
+    }
+
+    /// Puts the programs without unwinding into the folder of the others.
+    pub fn gather(&self) -> io::Result<()> {
+        let from = root().join("target").join(self.triple).join(ABORT_PROFILE);
+        for name in ABORT_PROGRAMS {
+            let to = self.built().join(name);
+            // An earlier build may have the same file under another name.
+            if to.exists() {
+                fs::remove_file(&to)?;
+            }
+            fs::copy(from.join(name), to)?;
+        }
+        Ok(())
     }
 
     /// Returns cargo's command that builds the command alone, linked with all that it needs.
@@ -110,7 +143,7 @@ impl Target {
         let flags = format!("-I{}", include_folder().display());
         command.env(format!("CFLAGS_{}", self.triple.replace('-', "_")), flags);
         command.env("SUBLET_GUARD_CXX", self.guard_compiler).env("SUBLET_TARGET", self.triple);
-        command.env("SUBLET_ZIG_LINKS", "1");
+        command.env("SUBLET_ZIG_LINKS", "1").env("LIBSQLITE3_FLAGS", SQLITE_FLAGS);
         command.env("SUBLET_PROFILE", PROFILE);
     }
 }
@@ -121,15 +154,49 @@ fn include_folder() -> PathBuf {
 }
 
 /// Makes the headers of libfabric available to builds. Without them the `ofi` provider would be missing.
-pub fn provide_headers() -> std::io::Result<()> {
+pub fn provide_headers() -> io::Result<()> {
     let headers = Path::new("/usr/include/rdma");
     if !headers.join("fabric.h").exists() {
-        return Err(std::io::Error::other("there are no headers of libfabric: run scripts/setup.sh dist"));
+        return Err(io::Error::other("there are no headers of libfabric: run scripts/setup.sh dist"));
     }
-    std::fs::create_dir_all(include_folder())?;
+    fs::create_dir_all(include_folder())?;
     let link = include_folder().join("rdma");
     if !link.exists() {
         std::os::unix::fs::symlink(headers, link)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &str) -> String {
+        fs::read_to_string(root().join(path)).unwrap()
+    }
+
+    #[test]
+    fn programs_without_unwinding_are_those_of_their_packages() {
+        let mut programs = Vec::new();
+        for package in ABORT_PACKAGES {
+            assert!(!PACKAGES.contains(package), "{package} is built with both profiles");
+            let folder = package.strip_prefix("sublet-").unwrap();
+            let manifest = read(&format!("crates/{folder}/Cargo.toml"));
+            let (_, rest) = manifest.split_once("[[bin]]\nname = \"").unwrap();
+            programs.push(rest.split_once('"').unwrap().0.to_owned());
+            assert!(!rest.contains("[[bin]]"), "{package} has several programs");
+        }
+        assert_eq!(programs, ABORT_PROGRAMS);
+        assert!(read("Cargo.toml").contains(&format!("[profile.{ABORT_PROFILE}]\ninherits = \"{PROFILE}\"")));
+    }
+
+    #[test]
+    fn wheel_and_installation_have_every_program_without_unwinding() {
+        let (wheel, install) = (read("scripts/wheel.py"), read("scripts/install.sh"));
+        for name in ABORT_PROGRAMS {
+            assert!(wheel.contains(&format!("\"{name}\"")), "the wheel lacks {name}");
+            let short = name.strip_prefix("sublet-").unwrap();
+            assert!(install.contains(&format!(" {short} ")), "an installation lacks {name}");
+        }
+    }
 }
