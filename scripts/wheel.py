@@ -154,7 +154,8 @@ def main() -> None:
     for bill in (file for file in given.add if file not in licences):
         wheel.add(f"{information}/sboms/{bill.name}", bill.read_bytes())
     wheel.add(f"{information}/METADATA", metadata(project, version, [file.name for file in licences]).encode())
-    wheel.add(f"{information}/WHEEL", f"Wheel-Version: 1.0\nGenerator: sublet\nRoot-Is-Purelib: false\nTag: {given.tag}-{given.platform}\n".encode())
+    facts = f"Wheel-Version: 1.0\nGenerator: sublet\nRoot-Is-Purelib: false\nTag: {given.tag}-{given.platform}\n"
+    wheel.add(f"{information}/WHEEL", facts.encode())
     scripts = "".join(f"{script} = {entry}\n" for script, entry in project["scripts"].items())
     wheel.add(f"{information}/entry_points.txt", f"[console_scripts]\n{scripts}".encode())
     wheel.close(information)

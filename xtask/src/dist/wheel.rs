@@ -75,3 +75,18 @@ fn check(dist: &Dist, step: &mut Step, wheel: &Path) -> io::Result<bool> {
     passed &= dist.check_size(step, wheel, MOST_BYTES)?;
     Ok(passed)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use crate::root;
+
+    #[test]
+    fn archive_of_the_wheel_is_read_as_it_was_written() {
+        let tests =
+            Command::new("python3").arg("scripts/dist/test_wheel.py").current_dir(root()).output().unwrap();
+        let report = String::from_utf8_lossy(&tests.stderr);
+        assert!(tests.status.success() && report.contains("OK"), "{report}");
+    }
+}
