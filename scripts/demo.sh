@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export OPTIONS=${OPTIONS:-1000000}
+export OPTIONS=${OPTIONS:-1000000} SUBLET_PROFILE=demo
 
 heading() {
     printf '\n== %s\n' "$1"
@@ -32,7 +32,7 @@ fi
 trap '[[ $? -eq 0 ]] || printf "\ndemo: FAILED\n"' EXIT
 heading 'building (a fresh clone takes a few minutes)'
 # Only what is shown here: no tests, no benchmarks, no WebAssembly.
-cargo build --release -p sublet-cli -p sublet-capi -p sublet-runtime -p sublet-sandbox
+cargo build --profile demo -p sublet-cli -p sublet-capi -p sublet-runtime -p sublet-sandbox
 heading 'starting sublet up in a folder of its own'
 scripts/with-sublet.sh scripts/demo.sh show
 printf '\ndemo: OK\n'
