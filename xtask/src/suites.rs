@@ -58,7 +58,13 @@ pub struct Suite {
     tests: Vec<String>,
 }
 
-/// Output and verdict of a suite that ended.
+/// A command that executes tests, and the name that it has in the log.
+pub struct Job {
+    pub name: String,
+    pub command: Command,
+}
+
+/// Output and verdict of a command that ended.
 struct Report {
     lines: Vec<String>,
     passed: bool,
@@ -82,8 +88,11 @@ pub fn run_suites(step: &mut Step, suites: Vec<Suite>, environment: Environment)
         suites.into_iter().partition(|suite| ALONE.contains(&suite.name.as_str()));
     together
         .sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
-    let together_passed = run_all(step, together, AT_ONCE, environment)?;
-    let alone_passed = run_all(step, alone, 1, environment)?;
+    let jobs = |suites: Vec<Suite>| -> Vec<Job> {
+        suites.into_iter().map(|suite| job(suite, environment)).collect()
+    };
+    let together_passed = run_jobs(step, jobs(together), AT_ONCE)?;
+    let alone_passed = run_jobs(step, jobs(alone), 1)?;
     Ok(together_passed && alone_passed)
 }
 
@@ -152,22 +161,27 @@ fn suite(message: &str) -> Option<Suite> {
     Some(Suite { name, program: program.into(), folder: manifest.parent()?.to_path_buf(), tests: Vec::new() })
 }
 
-/// Runs suites, `at_once` at a time, and logs the output of each as it ends.
-fn run_all(
-    step: &mut Step,
-    suites: Vec<Suite>,
-    at_once: usize,
-    environment: Environment,
-) -> io::Result<bool> {
-    let waiting = Mutex::new(VecDeque::from(suites));
+/// The command that executes a suite.
+fn job(suite: Suite, environment: Environment) -> Job {
+    let mut command = Command::new(&suite.program);
+    command.current_dir(&suite.folder).envs(environment.iter().cloned());
+    if !suite.tests.is_empty() {
+        command.arg("--exact").args(&suite.tests);
+    }
+    Job { name: suite.name, command }
+}
+
+/// Runs commands, `at_once` at a time, and logs the output of each as it ends. Returns whether all passed.
+pub fn run_jobs(step: &mut Step, jobs: Vec<Job>, at_once: usize) -> io::Result<bool> {
+    let waiting = Mutex::new(VecDeque::from(jobs));
     let (sender, reports) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..at_once {
             let (sender, waiting) = (sender.clone(), &waiting);
             scope.spawn(move || {
-                let next = || waiting.lock().map(|mut suites| suites.pop_front()).ok().flatten();
-                while let Some(suite) = next() {
-                    if sender.send(run_one(&suite, environment)).is_err() {
+                let next = || waiting.lock().map(|mut jobs| jobs.pop_front()).ok().flatten();
+                while let Some(job) = next() {
+                    if sender.send(run_one(job)).is_err() {
                         return;
                     }
                 }
@@ -184,19 +198,15 @@ fn run_all(
     })
 }
 
-fn run_one(suite: &Suite, environment: Environment) -> io::Result<Report> {
-    let mut command = Command::new(&suite.program);
-    command.current_dir(&suite.folder).envs(environment.iter().cloned());
-    if !suite.tests.is_empty() {
-        command.arg("--exact").args(&suite.tests);
-    }
-    let mut lines = vec![format!("     Running {} ({})", suite.name, suite.program.display())];
+fn run_one(job: Job) -> io::Result<Report> {
+    let Job { name, command } = job;
+    let mut lines = vec![format!("     Running {name} ({})", command.get_program().display())];
     let passed = step::run(command, |line| {
         lines.push(line.to_owned());
         Ok(())
     })?;
     if !passed {
-        lines.push(format!("FAILED {}", suite.name));
+        lines.push(format!("FAILED {name}"));
     }
     Ok(Report { lines, passed })
 }
