@@ -66,7 +66,7 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
         fs::remove_dir_all(&counts)?;
     }
     let objects = objects(&tests, &programs);
-    let passed = suites::run_suites(step, tests, &environment)?;
+    let passed = suites::run_suites(step, tests, None, &environment)?;
     let tools = tools()?;
     let merged = folder.join("merged.profdata");
     let mut merge = Command::new(tools.join("llvm-profdata"));

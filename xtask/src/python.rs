@@ -41,8 +41,8 @@ const MEMORY_TESTS: &[&str] = &[
     "test_memory.py",
     "test_xpu.py",
 ];
-/// The tests that start programs as users do, with platforms of their own. They take half of the time, and run beside the
-/// others.
+/// The tests that start programs as users do, with platforms of their own. They take about half of the time, and run beside
+/// the others.
 const PROGRAM_TESTS: &[&str] = &[
     "test_docs.py",
     "test_environments.py",

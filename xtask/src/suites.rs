@@ -76,14 +76,20 @@ pub type Environment<'a> = &'a [(&'a str, OsString)];
 /// Runs the tests of the whole workspace, documentation included. Returns whether all passed.
 pub fn run(step: &mut Step) -> io::Result<bool> {
     let Some(suites) = list(step, &[])? else { return Ok(false) };
-    let passed = run_suites(step, suites, &[])?;
     let mut examples = cargo();
     examples.args(["test", "--profile", PROFILE, "--workspace", "--doc", "--no-fail-fast"]);
-    Ok(step.run(examples)? && passed)
+    let examples = Job { name: "documentation".to_owned(), command: examples };
+    run_suites(step, suites, Some(examples), &[])
 }
 
-/// Runs suites: most of them several at once, then those that need the machine. Returns whether all passed.
-pub fn run_suites(step: &mut Step, suites: Vec<Suite>, environment: Environment) -> io::Result<bool> {
+/// Runs suites: most of them several at once, with another job among them, then those that need the machine. Returns
+/// whether all passed.
+pub fn run_suites(
+    step: &mut Step,
+    suites: Vec<Suite>,
+    other: Option<Job>,
+    environment: Environment,
+) -> io::Result<bool> {
     let (alone, mut together): (Vec<_>, Vec<_>) =
         suites.into_iter().partition(|suite| ALONE.contains(&suite.name.as_str()));
     together
@@ -91,7 +97,8 @@ pub fn run_suites(step: &mut Step, suites: Vec<Suite>, environment: Environment)
     let jobs = |suites: Vec<Suite>| -> Vec<Job> {
         suites.into_iter().map(|suite| job(suite, environment)).collect()
     };
-    let together_passed = run_jobs(step, jobs(together), AT_ONCE)?;
+    let together = other.into_iter().chain(jobs(together)).collect();
+    let together_passed = run_jobs(step, together, AT_ONCE)?;
     let alone_passed = run_jobs(step, jobs(alone), 1)?;
     Ok(together_passed && alone_passed)
 }
@@ -234,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn each_test_of_a_group_is_in_the_suite_of_its_module() {
+    fn tests_of_a_group_are_split_by_module() {
         let list =
             "calls::ends: test\ncalls::large::ends: test\nmemory::grows: test\nmemory::time: benchmark\n";
         let [calls, memory] = [&["calls::ends", "calls::large::ends"][..], &["memory::grows"]];
