@@ -1,4 +1,4 @@
-//! Conversions of numbers that a test keeps small enough for the other type.
+//! Conversions of numbers that a test keeps small enough for the other type, and numbers from the environment.
 
 use std::any::type_name;
 use std::fmt::Debug;
@@ -11,6 +11,17 @@ use std::fmt::Debug;
 pub fn narrow<N: Copy + Debug, T: TryFrom<N>>(number: N) -> T {
     let converted = T::try_from(number);
     converted.unwrap_or_else(|_| panic!("{number:?} is no {}", type_name::<T>()))
+}
+
+/// The number in an environment variable: how often a test repeats what `make test` tries in part, for instance. `None` if
+/// the variable is not set.
+///
+/// # Panics
+/// If the variable has something else.
+#[must_use]
+pub fn from_environment(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
 #[cfg(test)]

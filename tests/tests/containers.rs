@@ -3,25 +3,21 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../crates/image/tests/making/mod.rs"]
-mod making;
-#[path = "../../crates/image/tests/serving/mod.rs"]
-mod serving;
-
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 
-use making::tar::{FILE, Tar};
-use making::{Layer, Layout};
-use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{PlatformProcess, assert_memory_bomb_ends_alone, programs, sublet};
 use sublet_tests::process::wait_until;
+
+use crate::making::tar::{FILE, Tar};
+use crate::making::{Layer, Layout};
+use crate::serving::DebianRegistry;
 
 /// Text of the image's file that functions read.
 const ISSUE: &str = "of the image";

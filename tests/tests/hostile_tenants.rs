@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod hostile_tenants {
-    pub mod machine;
-    pub mod memory;
-    pub mod network;
-    pub mod sandboxes;
-}
+mod machine;
+mod memory;
+mod network;
+mod sandboxes;
 
 use sublet::{Allocation, Error, Invoker};
 use sublet_tests::cluster::{Cluster, connect};

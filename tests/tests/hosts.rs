@@ -505,7 +505,7 @@ fn warns_a_client_whose_hot_workers_have_every_core() {
         return;
     }
     let own = std::env::current_exe().unwrap();
-    let name = "warns_a_client_whose_hot_workers_have_every_core";
+    let name = "hosts::warns_a_client_whose_hot_workers_have_every_core";
     for how in ["grow", "take"] {
         let mut client = Command::new(&own);
         client.args(["--exact", name, "--nocapture"]).env(CHILD, format!("{how} {}", platform.address()));

@@ -3,22 +3,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod image_scene;
-#[path = "../../crates/image/tests/making/mod.rs"]
-mod making;
-#[path = "../../crates/image/tests/serving/mod.rs"]
-mod serving;
-
 use std::fs;
 use std::sync::OnceLock;
 
-use image_scene::{ImageScene, PackedInterpreter, with_script};
-use making::tar::FILE;
-use making::{Layer, Tar};
 use sublet::{Allocation, Code, Error, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::platform::PlatformProcess;
+
+use crate::image_scene::{ImageScene, PackedInterpreter, crun, with_script};
+use crate::making::tar::FILE;
+use crate::making::{Layer, Tar};
 
 const MIB: u64 = 1 << 20;
 /// Working folder of the image, which has its modules.
@@ -167,7 +162,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
         return;
     }
     let scene = ImageScene::new();
-    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
+    let platform = scene.platform(&["--container-runtime", crun()]);
     platform.json(&["deploy", &scene.package("app", &scene.node(), "")]);
     assert_runs_in_image(&platform, "app");
 }

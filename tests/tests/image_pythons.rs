@@ -4,12 +4,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod image_scene;
-#[path = "../../crates/image/tests/making/mod.rs"]
-mod making;
-#[path = "../../crates/image/tests/serving/mod.rs"]
-mod serving;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,9 +13,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use image_scene::{ImageScene, PackedInterpreter, collect, with_script};
-use making::tar::FILE;
-use making::{Layer, Tar};
 use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
@@ -29,6 +20,10 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{children, spawner, wait_until};
+
+use crate::image_scene::{ImageScene, PackedInterpreter, collect, crun, with_script};
+use crate::making::tar::FILE;
+use crate::making::{Layer, Tar};
 
 /// Modules that only the image has, among its installed distributions: an ordinary one, one that prevents a template, one
 /// whose templates have no working copies, since these begin in its working folder, and one that knows whether there was a package
@@ -253,7 +248,7 @@ fn an_oci_runtime_starts_the_python_of_an_image() {
         return;
     }
     let scene = ImageScene::new();
-    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
+    let platform = scene.platform(&["--container-runtime", crun()]);
     let image = scene.python();
     platform.json(&["deploy", &scene.package("app", &image, "")]);
     assert_runs_in_image(&platform, "app", &packed().version);

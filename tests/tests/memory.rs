@@ -472,7 +472,7 @@ fn helper_that_holds_memory_until_it_is_killed() {
 fn a_killed_or_gone_client_holds_no_memory() {
     let platform = PlatformProcess::start();
     let mut holder = Command::new(std::env::current_exe().unwrap())
-        .args(["helper_that_holds_memory_until_it_is_killed", "--exact"])
+        .args(["memory::helper_that_holds_memory_until_it_is_killed", "--exact"])
         .env(HOLDER, platform.address())
         .stdout(Stdio::null())
         .spawn()

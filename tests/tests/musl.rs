@@ -3,25 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod image_scene;
-#[path = "../../crates/image/tests/making/mod.rs"]
-mod making;
-#[path = "../../crates/image/tests/serving/mod.rs"]
-mod serving;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use image_scene::ImageScene;
-use making::Layer;
-use making::tar::{FILE, Tar};
 use sublet::{Access, Allocation, Application, Code, FabricChoice, Invoker, RunOptions};
 use sublet_fabric::ofi;
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{foreign, library};
 use sublet_tests::platform::{PlatformProcess, assert_echoes, programs};
+
+use crate::image_scene::{ImageScene, crun};
+use crate::making::Layer;
+use crate::making::tar::{FILE, Tar};
 
 /// GCC for musl.
 const COMPILER: &str = "musl-gcc";
@@ -106,7 +101,7 @@ fn an_oci_runtime_starts_the_worker_for_musl() {
         return;
     }
     let scene = scene();
-    let platform = scene.platform(&["--container-runtime", image_scene::crun()]);
+    let platform = scene.platform(&["--container-runtime", crun()]);
     deploy(&scene, &platform, ("files", &foreign(COMPILER, "files.c")), &scene.push("musl", &[musl()]));
     assert_runs_in_image(&platform, "files");
 }

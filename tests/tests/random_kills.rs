@@ -1,7 +1,7 @@
 //! Processes that are killed at random while clients lease and call: workers, the processes that make sandboxes, agents, managers and
 //! clients. Nothing that was acknowledged is lost, nothing hangs, and nothing is left.
 //!
-//! `SUBLET_TEST_KILLS` says how many there are (200), and `SUBLET_TEST_SEED` repeats the choices of a run.
+//! `SUBLET_TEST_KILLS` says how many there are (80), and `SUBLET_TEST_SEED` repeats the choices of a run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,10 +17,11 @@ use sublet::{Access, Allocation, Code, Error, Invoker, Usage};
 use sublet_proto::v1::{BillLine, BillRequest, LeaseState};
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT};
 use sublet_tests::functions::package;
+use sublet_tests::numbers::from_environment;
 use sublet_tests::platform::sublet;
 use sublet_tests::process::{children, is_alive, open_descriptors, spawner, wait_until};
 
-const KILLS: u64 = 200;
+const KILLS: u64 = 80;
 /// Kills between two looks at whether clients are still served.
 const ROUND: u64 = 20;
 const CLIENTS: usize = 3;
@@ -42,7 +43,7 @@ struct Chance(u64);
 impl Chance {
     fn new() -> Chance {
         let clock = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-        let seed = number("SUBLET_TEST_SEED").unwrap_or_else(clock);
+        let seed = from_environment("SUBLET_TEST_SEED").unwrap_or_else(clock);
         println!("SUBLET_TEST_SEED={seed}");
         Chance(seed | 1)
     }
@@ -53,12 +54,6 @@ impl Chance {
         self.0 ^= self.0 << 17;
         self.0 % end
     }
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
 /// Leases that were given back, with what their agents said of them.
@@ -185,7 +180,7 @@ fn assert_billed(cluster: &Cluster, served: &BTreeMap<String, Usage>) {
 
 #[test]
 fn random_kills_lose_nothing_and_leave_nothing() {
-    let kills = number("SUBLET_TEST_KILLS").unwrap_or(KILLS);
+    let kills = from_environment("SUBLET_TEST_KILLS").unwrap_or(KILLS);
     let mut chance = Chance::new();
     let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
     for _ in 0..AGENTS {

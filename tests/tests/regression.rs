@@ -1,5 +1,6 @@
 //! The example examples/logistic_regression, measured, and runs of graphs of which something is killed each time: a
-//! component, or a process that it needs.
+//! component, or a process that it needs. `SUBLET_TEST_RUNS` says how many runs there are (60); an eighth of that number,
+//! and at least 10, is detached.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,15 +17,23 @@ use sublet_proto::v1::RunPage;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::library;
 use sublet_tests::graph::{sum_to, sums, total};
+use sublet_tests::numbers::from_environment;
 use sublet_tests::platform::{PlatformProcess, kill, programs};
 use sublet_tests::process::{PATIENCE, wait_until};
 use sublet_tests::program::ServerProgram;
 use sublet_tests::{root, runner};
 
-const RUNS: u64 = 200;
+/// Runs of which a component is killed.
+const RUNS: u64 = 60;
 const STEPS: u64 = 2000;
-/// Detached runs, each with one process killed.
-const DETACHED_RUNS: u64 = 24;
+/// Fewest detached runs, each with one process killed: every process of every kind is killed once.
+const DETACHED_RUNS: u64 = 10;
+/// More than one in this number of runs loses something. On a busy machine many end before anything of them is killed.
+const LOSES_ONE_IN: u64 = 10;
+
+fn runs() -> u64 {
+    from_environment("SUBLET_TEST_RUNS").unwrap_or(RUNS)
+}
 
 fn folder() -> PathBuf {
     root().join("examples/logistic_regression")
@@ -112,14 +121,14 @@ fn killing_any_component_leaves_the_model_identical() {
     let access = Access::parse(&platform.address()).unwrap();
     let options = RunOptions { retries: 100, ..RunOptions::default() };
     let application = Application::deploy(access, &document, options).unwrap();
-    let (client, mut killed) = (platform.invoker(), 0);
-    for number in 0..RUNS {
+    let (client, runs, mut killed) = (platform.invoker(), runs(), 0);
+    for number in 0..runs {
         let fire = Fire { dice: dice(number), span_us: 40_000 };
         let (outcome, has_lost) = run_under_fire(&platform, &client, (&application, &input[..]), fire);
         assert!(outcome.outputs[0].1[0] == expected, "run {number} has come to another model");
         killed += u32::from(has_lost);
     }
-    assert_many_lost_something(killed, 4);
+    assert_many_lost_something(killed, runs);
 }
 
 /// Numbers that are the result of the run, and that one or two instances add up: one for each begun 4 MiB of them.
@@ -144,8 +153,8 @@ fn killing_any_component_keeps_counted_instances_and_the_result() {
         begun.elapsed()
     });
     let span_us = u64::try_from(undisturbed[1].as_micros()).unwrap() / 2 + 1;
-    let (client, mut killed, mut unread) = (platform.invoker(), 0, 0);
-    for number in 0..RUNS {
+    let (client, runs, mut killed, mut unread) = (platform.invoker(), runs(), 0, 0);
+    for number in 0..runs {
         let (count, instances) = if number.is_multiple_of(2) { (1_000_000u64, 2) } else { (500_000, 1) };
         let fire = Fire { dice: dice(number), span_us };
         let (outcome, has_lost) =
@@ -169,8 +178,8 @@ fn killing_any_component_keeps_counted_instances_and_the_result() {
         }
         killed += u32::from(has_lost);
     }
-    assert_many_lost_something(killed, 10);
-    assert!(unread < RUNS / 4, "{unread} of {RUNS} results were lost after their runs");
+    assert_many_lost_something(killed, runs);
+    assert!(unread < runs / 4, "{unread} of {runs} results were lost after their runs");
     wait_until("nothing is leased any more", || {
         let node = &platform.json(&["ps"])["nodes"][0];
         node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
@@ -209,11 +218,10 @@ fn run_under_fire(
     (outcome, lost.into_inner() > 0)
 }
 
-/// Checks that more than one in `parts` runs lost something. On a busy machine many end before anything of them is killed.
 #[track_caller]
-fn assert_many_lost_something(killed: u32, parts: u64) {
-    println!("{RUNS} runs, {killed} of them lost something");
-    assert!(u64::from(killed) > RUNS / parts, "{killed} of {RUNS} runs lost something");
+fn assert_many_lost_something(killed: u32, runs: u64) {
+    println!("{runs} runs, {killed} of them lost something");
+    assert!(u64::from(killed) > runs / LOSES_ONE_IN, "{killed} of {runs} runs lost something");
 }
 
 fn run(application: &Application, input: &[u8], lost: &AtomicUsize) -> Outcome {
@@ -279,7 +287,8 @@ fn killing_any_process_leaves_a_detached_runs_model_identical() {
     let (application, client) =
         (Application::deploy(access.clone(), &document, options).unwrap(), connect(&access));
     let mut again = 0;
-    for number in 0..DETACHED_RUNS {
+    let runs = (runs() / 8).max(DETACHED_RUNS);
+    for number in 0..runs {
         let dice = dice(number);
         let mut begun = None;
         // The store may have been away until a moment ago.
@@ -301,7 +310,7 @@ fn killing_any_process_leaves_a_detached_runs_model_identical() {
         again +=
             u64::from(outcome.components.iter().any(|of| of.attempts > 1) || epoch(&client, run.id()) > 1);
     }
-    println!("{DETACHED_RUNS} detached runs, {again} of them continued after a loss");
+    println!("{runs} detached runs, {again} of them continued after a loss");
     assert!(again > 0, "no run lost anything");
     cluster.wait_until_idle();
 }

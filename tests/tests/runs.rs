@@ -369,7 +369,7 @@ fn run_that_needs_its_killed_clients_bytes_is_not_resumed() {
     for last_reads in [false, true] {
         let application = application(&platform, &filled(last_reads));
         let mut client = Command::new(std::env::current_exe().unwrap())
-            .args(["helper_runs_with_its_own_bytes_until_killed", "--exact"])
+            .args(["runs::helper_runs_with_its_own_bytes_until_killed", "--exact"])
             .env(FILLER, platform.address())
             .stdout(Stdio::null())
             .spawn()

@@ -1,11 +1,14 @@
 //! The simulator on small, hostile clusters; that its runs are reproducible; and that each of its checks can fail.
-//! `cargo xtask sim` runs it on large ones.
+//! `cargo xtask sim` runs it on large ones. `SUBLET_TEST_SIM_SEEDS` says how many small ones there are (50).
 
 use std::panic::catch_unwind;
 
+use sublet_tests::numbers::from_environment;
 use sublet_tests::sim::{self, Invariant, Sabotage, SimOptions, SimOutcome};
 
 const MINUTE_US: u64 = 60_000_000;
+/// Seeds of small clusters.
+const SEEDS: u64 = 50;
 /// Seeds that each sabotage is tried with: a run may lack what the sabotage spoils.
 const TRIES: u64 = 200;
 
@@ -15,7 +18,7 @@ fn run(seed: u64, nodes: u32, sabotage: Option<Sabotage>) -> SimOutcome {
 
 #[test]
 fn invariants_hold_on_small_clusters_whatever_fails() {
-    for seed in 1..=200 {
+    for seed in 1..=from_environment("SUBLET_TEST_SIM_SEEDS").unwrap_or(SEEDS) {
         let outcome = run(seed, 1 + (seed % 30) as u32, None);
         if let Some(failure) = &outcome.failure {
             panic!("{}", failure.describe(&outcome));

@@ -132,7 +132,7 @@ fn helper_that_swaps_until_it_is_refused() {
 
 fn helper(platform: &PlatformProcess) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["helper_that_swaps_until_it_is_refused", "--exact", "--nocapture"]);
+    command.args(["swap::helper_that_swaps_until_it_is_refused", "--exact", "--nocapture"]);
     command.env(SWAPS, platform.address()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

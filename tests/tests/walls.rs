@@ -1,8 +1,8 @@
-//! The walls of the house: which crate may import which, where unsafe code may stand, and how many invariants each crate
-//! asserts.
+//! The walls of the house: which crate may import which, where unsafe code may stand, how many invariants each crate
+//! asserts, and that no test is left out of the programs that run.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -281,8 +281,8 @@ const ASSERTIONS: &[&str] = &["assert!(", "assert_eq!(", "assert_ne!("];
 /// Names that say nothing about what a crate is for.
 const NAMELESS: &[&str] = &["common", "utils", "util", "types", "helpers", "misc"];
 
-/// Each workspace member's manifest path and the normal dependencies of it, by package name.
-fn members() -> BTreeMap<String, (String, Vec<String>)> {
+/// The workspace's members, as cargo describes them.
+fn packages() -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(sublet_tests::root())
@@ -290,8 +290,12 @@ fn members() -> BTreeMap<String, (String, Vec<String>)> {
         .expect("cargo runs: it runs this test");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
-    let packages = metadata["packages"].as_array().expect("metadata lists packages");
-    packages.iter().map(member).collect()
+    metadata["packages"].as_array().expect("metadata lists packages").clone()
+}
+
+/// Each workspace member's manifest path and the normal dependencies of it, by package name.
+fn members() -> BTreeMap<String, (String, Vec<String>)> {
+    packages().iter().map(member).collect()
 }
 
 fn member(package: &Value) -> (String, (String, Vec<String>)) {
@@ -380,6 +384,58 @@ fn every_crate_has_a_name_that_describes_it() {
         }
         let last = name.rsplit('-').next().unwrap_or_default();
         assert!(!NAMELESS.contains(&last), "{name}: a crate is named for its duty");
+    }
+}
+
+/// The source files of a program, which is one file, or of a library, which is a folder; none of other targets.
+fn sources(target: &Value) -> Vec<PathBuf> {
+    let kinds = target["kind"].as_array().expect("a target has kinds");
+    let path = target["src_path"].as_str().expect("a target has a source");
+    let path = Path::new(path).strip_prefix(sublet_tests::root()).expect("it is in the repository");
+    let folder = path.parent().expect("a file is in a folder").to_string_lossy();
+    if kinds.iter().any(|kind| kind == "bin") {
+        vec![path.to_owned()]
+    } else if kinds.iter().any(|kind| kind.as_str().is_some_and(|kind| kind.ends_with("lib"))) {
+        files(&folder, &[".rs"])
+    } else {
+        Vec::new()
+    }
+}
+
+#[test]
+fn targets_that_are_not_built_as_tests_have_none() {
+    let packages = packages();
+    let targets = packages.iter().filter_map(|package| package["targets"].as_array()).flatten();
+    let without_tests: Vec<_> = targets.filter(|target| target["test"] == false).collect();
+    assert!(without_tests.iter().any(|target| target["name"] == "sublet-worker"), "{without_tests:?}");
+    for path in without_tests.into_iter().flat_map(sources) {
+        let source = without_comments_and_strings(&read(&path));
+        assert!(!source.contains("#[test]"), "{}: remove `test = false` of its target", path.display());
+    }
+}
+
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let manifests = ["crates", "tests"].map(|folder| files(folder, &["Cargo.toml"]));
+    let listed = manifests.iter().flatten().filter(|path| read(path).contains("\nautotests = false\n"));
+    let folders: Vec<_> = listed.filter_map(|manifest| Some(manifest.parent()?.join("tests"))).collect();
+    assert!(folders.contains(&PathBuf::from("tests/tests")), "{folders:?}");
+    for folder in folders {
+        let mut files = files(&folder.to_string_lossy(), &[".rs"]);
+        files.retain(|path| path.parent() == Some(folder.as_path()));
+        let name = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let (programs, modules): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|path| name(path).ends_with("suites"));
+        let programs: String = programs.iter().map(read).collect();
+        for module in modules {
+            let declared = programs.matches(&format!("mod {};\n", name(&module))).count();
+            assert_eq!(
+                declared,
+                1,
+                "{}: a program of the folder, *suites.rs, names it once",
+                module.display()
+            );
+        }
     }
 }
 

@@ -23,20 +23,20 @@ const GUEST: EmulatedChore = EmulatedChore {
     more: |_| Default::default(),
 };
 
-/// The tests of the sandboxes for limits and ends.
-const PROGRAMS: [&str; 3] = ["conformance", "attacks", "containers"];
+/// The tests of the sandboxes, of which those for limits and ends run.
+const PROGRAM: &str = "suites";
 
-const fn tests(name: &'static str, program: &'static str, arguments: &'static str, limit_s: u64) -> VmPart {
-    VmPart::new(name, PartKind::Tests { program, arguments, limit_s })
+const fn tests(name: &'static str, program: &'static str, arguments: &'static str) -> VmPart {
+    VmPart::new(name, PartKind::Tests { program, arguments, limit_s: 1800 })
 }
 
 const PARTS: &[VmPart] = &[
-    tests("conformance", "conformance", "", 1800),
+    tests("conformance", PROGRAM, "conformance::"),
     // The attacks that are skipped run outside of a sandbox, and would damage the emulated machine.
-    tests("attacks", "attacks", "--skip outside_of_a_sandbox", 1800),
-    tests("containers", "containers", "", 1800),
-    tests("user", "as-user.sh", "./conformance", 1800),
-    tests("user-attacks", "as-user.sh", "./attacks --skip outside_of_a_sandbox", 1800),
+    tests("attacks", PROGRAM, "attacks:: --skip outside_of_a_sandbox"),
+    tests("containers", PROGRAM, "containers::"),
+    tests("user", "as-user.sh", "./suites conformance::"),
+    tests("user-attacks", "as-user.sh", "./suites attacks:: --skip outside_of_a_sandbox"),
 ];
 
 /// Runs the tests.
@@ -45,8 +45,6 @@ pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
 }
 
 fn furnish(share: &Path) -> io::Result<()> {
-    for name in PROGRAMS {
-        std::fs::copy(build("sublet-sandbox", ["--test", name])?, share.join(name))?;
-    }
+    std::fs::copy(build("sublet-sandbox", ["--test", PROGRAM])?, share.join(PROGRAM))?;
     Ok(())
 }

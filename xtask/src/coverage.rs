@@ -4,7 +4,7 @@
 //! results are a lower bound. Only pytest calls the module for Python, so its lines count as not reached. Counters
 //! change the code of every crate, so these builds have a folder of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
@@ -66,7 +66,7 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
         fs::remove_dir_all(&counts)?;
     }
     let objects = objects(&tests, &programs);
-    let passed = suites::run_suites(step, tests, &environment)?;
+    let passed = suites::run_suites(step, tests, None, &environment)?;
     let tools = tools()?;
     let merged = folder.join("merged.profdata");
     let mut merge = Command::new(tools.join("llvm-profdata"));
@@ -87,7 +87,8 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
 
 /// The arguments that name the programs and libraries to llvm-cov.
 fn objects(tests: &[Suite], programs: &Path) -> Vec<OsString> {
-    let tests = tests.iter().map(|suite| suite.program.clone());
+    // Several suites may be of one binary.
+    let tests: BTreeSet<PathBuf> = tests.iter().map(|suite| suite.program.clone()).collect();
     let built = PROGRAMS.iter().chain(LIBRARIES).map(|name| programs.join(name));
     let files = built.chain(tests);
     files.flat_map(|file| [OsString::from("--object"), file.into_os_string()]).skip(1).collect()

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::ChoreOptions;
 use crate::step::{Show, Step, StepOutcome};
+use crate::suites::{self, Job};
 use crate::{PROFILE, install, root};
 
 /// The Python packages that the tests use beside the wheel.
@@ -39,6 +40,17 @@ const MEMORY_TESTS: &[&str] = &[
     "test_maps.py",
     "test_memory.py",
     "test_xpu.py",
+];
+/// The tests that start programs as users do, with platforms of their own. They take about half of the time, and run beside
+/// the others.
+const PROGRAM_TESTS: &[&str] = &[
+    "test_docs.py",
+    "test_environments.py",
+    "test_examples.py",
+    "test_help.py",
+    "test_images.py",
+    "test_languages.py",
+    "test_use_cases.py",
 ];
 /// Runs the tests.
 const PYTEST: &str = MODULES[0];
@@ -106,7 +118,20 @@ pub fn check(step: &mut Step) -> io::Result<StepOutcome> {
 
 fn check_with(step: &mut Step, trial: Trial<'_>) -> io::Result<StepOutcome> {
     let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
-    try_wheel(step, trial, &modules, &root().join("python/tests"))
+    let is_installed = install_wheel(step, trial, &modules)?;
+    Ok(StepOutcome::from(is_installed && suites::run_jobs(step, halves(trial), 2)?))
+}
+
+/// The tests in two processes, each of which has a platform for all of its tests.
+fn halves(trial: Trial<'_>) -> Vec<Job> {
+    let folder = root().join("python/tests");
+    let programs: Vec<_> = PROGRAM_TESTS.iter().map(|name| folder.join(name)).collect();
+    let mut others = pytest(trial, &[folder]);
+    for path in &programs {
+        others.arg("--ignore").arg(path);
+    }
+    let job = |name: &str, command| Job { name: name.to_owned(), command };
+    vec![job("python programs", pytest(trial, &programs)), job("python", others)]
 }
 
 /// The conditions of a wheel's trial.

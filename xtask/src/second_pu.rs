@@ -121,8 +121,9 @@ fn tests(only: Option<&str>) -> Command {
         "--release",
         "--workspace",
         "--test",
-        "second_pu",
+        "call_suites",
         "--",
+        "second_pu::",
         "--ignored",
         "--nocapture",
     ]);

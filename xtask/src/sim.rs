@@ -10,7 +10,7 @@ use crate::{PROFILE, built, cargo, root};
 /// The size of a run without options: it takes a night.
 const DEFAULT: Size = Size { seeds: 1_000, first_seed: 1, nodes: 1_000, hours: 1 };
 /// The size of the run in `cargo xtask test`.
-const IN_TESTS: Size = Size { seeds: 20, ..DEFAULT };
+const IN_TESTS: Size = Size { seeds: 10, ..DEFAULT };
 
 struct Size {
     seeds: u64,

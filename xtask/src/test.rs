@@ -100,19 +100,21 @@ fn build(step: &mut Step) -> io::Result<StepOutcome> {
 }
 
 fn clippy(step: &mut Step) -> io::Result<StepOutcome> {
-    Ok(StepOutcome::from(step.run(clippy_with(&[]))?))
+    Ok(StepOutcome::from(step.run(clippy_with(&["--all-targets"]))?))
 }
 
 /// Checks that releases build without warnings. They differ from what tests execute by the assertions, which some code
-/// is only there for. Dependencies have no assertions in either case, so what was checked of them is used again.
+/// is only there for. Tests and benchmarks are in no release. Dependencies have no assertions in either case, so what was
+/// checked of them is used again. Examples are checked because without them, as without tests, cargo would choose other
+/// features of the dependencies.
 fn clippy_of_releases(step: &mut Step) -> io::Result<StepOutcome> {
     let setting = format!("profile.{PROFILE}.debug-assertions=false");
-    Ok(StepOutcome::from(step.run(clippy_with(&["--config", &setting]))?))
+    Ok(StepOutcome::from(step.run(clippy_with(&["--lib", "--bins", "--examples", "--config", &setting]))?))
 }
 
 fn clippy_with(more: &[&str]) -> Command {
     let mut command = cargo();
-    command.args(["clippy", "--profile", PROFILE, "--workspace", "--all-targets"]).args(more);
+    command.args(["clippy", "--profile", PROFILE, "--workspace"]).args(more);
     command.args(["--", "-D", "warnings"]);
     command
 }

@@ -17,8 +17,9 @@ use crate::{PROFILE, cargo, root};
 
 /// File with the commit of the version before.
 const BEFORE: &str = "tests/upgrade/BEFORE";
-/// Test binary that needs the programs of the version before.
-const SUITE: &str = "upgrades";
+/// Test binary with the tests that need the programs of the version before, and their module.
+const BINARY: &str = "control_suites";
+const MODULE: &str = "upgrades::";
 /// Variable by which the tests find them.
 const FOLDER: &str = "SUBLET_TEST_BEFORE";
 
@@ -71,9 +72,9 @@ fn run(step: &mut Step, folder: &Path, commit: &str) -> io::Result<bool> {
         return Ok(false);
     }
     let mut tests = cargo();
-    tests.env(FOLDER, folder).args(["test", "--profile", PROFILE, "--workspace", "--test", SUITE]);
+    tests.env(FOLDER, folder).args(["test", "--profile", PROFILE, "--workspace", "--test", BINARY]);
     // One after the other: each fills the machine with processes of two versions.
-    tests.args(["--", "--include-ignored", "--nocapture", "--test-threads", "1"]);
+    tests.args(["--", MODULE, "--include-ignored", "--nocapture", "--test-threads", "1"]);
     let (passed, lines) = step.run_and_keep(tests)?;
     // A run without a test is no success.
     Ok(passed

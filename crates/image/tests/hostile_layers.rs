@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod making;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,11 +9,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use making::tar::{self, header};
-use making::{Tar, gzip};
 use sublet_image::layer::{UnpackedLayer, unpack};
 use sublet_image::{EntryProblem, ImageError, ImageLimits};
 use sublet_proto::Code;
+
+use crate::making::tar::{self, header};
+use crate::making::{Tar, gzip};
 
 const SMALL: ImageLimits = ImageLimits { unpacked_bytes: 64 << 20, files: 2000 };
 

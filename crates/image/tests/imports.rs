@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod making;
-
 use std::fs;
 use std::path::Path;
 
-use making::{CONFIG, INDEX, LAYER, Layer, Layout, MANIFEST, Tar, gzip, import_one, left_in};
 use sublet_image::manifest::HERE;
 use sublet_image::{Digest, DocumentPart, ImageError, ImageLimits, ImageStore};
 use sublet_proto::Code;
+
+use crate::making::{self, CONFIG, INDEX, LAYER, Layer, Layout, MANIFEST, Tar, gzip, import_one, left_in};
 
 fn layers() -> [Layer; 2] {
     let bottom = Tar::new().file("hello", b"bottom").file("only/below", b"b").finish();

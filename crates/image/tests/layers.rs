@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod making;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -12,13 +10,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use making::tar::{self, MODIFIED_S};
-use making::{Tar, gzip};
 use rustix::fs::fgetxattr;
 use sublet_image::layer::{UnpackedLayer, unpack};
 use sublet_image::{Digest, ImageError, ImageLimits};
 use sublet_means::{Means, skip};
 use tempfile::TempDir;
+
+use crate::making::tar::{self, MODIFIED_S};
+use crate::making::{Tar, gzip};
 
 fn unpacked(archive: &[u8]) -> (TempDir, UnpackedLayer) {
     let folder = tempfile::tempdir().unwrap();

@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod making;
-mod serving;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -13,8 +10,6 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use making::{INDEX, Layer, Layout, Tar, import_one, left_in};
-use serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 use sublet_image::manifest::HERE;
 use sublet_image::{
     Credentials, Digest, Image, ImageError, ImageStore, PruneResult, Reference, RegistryAccess,
@@ -22,6 +17,9 @@ use sublet_image::{
 };
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
+
+use crate::making::{self, INDEX, Layer, Layout, Tar, import_one, left_in};
+use crate::serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 
 fn me() -> RegistryAccess {
     let credentials = Credentials::Basic { user: "me".into(), password: "se:cret".into() };

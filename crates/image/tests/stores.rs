@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod making;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use making::{Layer, Layout, Tar, import_one, left_in};
 use sublet_image::{Digest, ImageError, ImageStore, PruneResult};
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
+
+use crate::making::{Layer, Layout, Tar, import_one, left_in};
 
 /// Names of variables that hold the store and the layout for this program when a test starts it again.
 const STORE: &str = "SUBLET_TEST_STORE";
@@ -45,7 +44,10 @@ fn large(name: &str) -> Layer {
 /// Creates a command that runs one test of this program again.
 fn again(test: &str, store: &Path, layout: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(STORE, store).env(LAYOUT, layout);
+    command
+        .args(["--exact", &format!("stores::{test}"), "--nocapture", "--test-threads=1"])
+        .env(STORE, store)
+        .env(LAYOUT, layout);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -178,7 +180,7 @@ fn reports_a_full_disk_and_leaves_nothing() {
     let disk = folder.path().join("disk");
     fs::create_dir(&disk).unwrap();
     let program = std::env::current_exe().unwrap();
-    let script = r#"mount -t tmpfs -o size=1m tmpfs "$1" && "$2" --exact filling_for_a_test --nocapture && ls -A "$1/s/layers" "$1/s/images""#;
+    let script = r#"mount -t tmpfs -o size=1m tmpfs "$1" && "$2" --exact stores::filling_for_a_test --nocapture && ls -A "$1/s/layers" "$1/s/images""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(&disk).arg(program);
     command.env(STORE, disk.join("s")).env(LAYOUT, &layout.folder);

@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::*;
 use sublet_manager::{Manager, Tls};
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
 use tonic::transport::Endpoint;
+
+use crate::common::*;
 
 fn agent_token(node: &str, max_cores: u32) -> CreateTokenRequest {
     CreateTokenRequest {

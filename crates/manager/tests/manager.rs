@@ -2,12 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use common::*;
 use sublet_manager::core::Level;
 use sublet_manager::{Manager, ManagerOptions};
 use sublet_proto::graph::MAX_COMPONENTS;
@@ -17,6 +14,8 @@ use sublet_proto::ticket::Verifying;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, package};
 use tokio_stream::StreamExt;
+
+use crate::common::*;
 
 #[tokio::test]
 async fn a_package_goes_in_and_comes_out_as_it_was() {

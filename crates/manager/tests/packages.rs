@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::*;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
+
+use crate::common::*;
 
 /// A manager with two tenants, alice and bob.
 struct Tenants {

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::*;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
+
+use crate::common::*;
 
 const MIB: u64 = 1 << 20;
 const GRAPH: &str = r#"{"version":1,"name":"NAME","components":[{"name":"c","type":"compute","package":"x","function":"FUNCTION","entry":true}]}"#;

@@ -2,12 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod fixture;
-
 use std::net::TcpListener;
 
-use fixture::manager::{Grants, TestManager};
-use fixture::node::{Reaction, TestNode};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sublet_proto::v1::LeaseRequest;
 use sublet_proto::{Code, Error};
@@ -15,6 +11,9 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker};
 use tempfile::{TempDir, tempdir};
 use tonic::transport::Identity;
+
+use crate::fixture::manager::{Grants, TestManager};
+use crate::fixture::node::{Reaction, TestNode};
 
 fn refuses(code: Code) -> impl FnMut(&LeaseRequest) -> Grants + Send + 'static {
     move |_| Err(Error::new(code, "not here"))

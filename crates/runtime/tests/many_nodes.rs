@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod fixture;
-
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
-use fixture::manager::TestManager;
-use fixture::node::{Reaction, TestNode};
-use fixture::{PATIENCE, wait_until};
 use sublet_proto::Code;
 use sublet_runtime::{Allocation, CallOptions, Invocation, Invoker};
 use tempfile::TempDir;
+
+use crate::fixture::manager::TestManager;
+use crate::fixture::node::{Reaction, TestNode};
+use crate::fixture::{PATIENCE, wait_until};
 
 /// Nodes that are granted to every request, with the given numbers of workers, and a client that has leased them.
 struct NodesFixture {

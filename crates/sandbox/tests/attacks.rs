@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,9 +13,10 @@ use std::time::Duration;
 
 use sublet_means::{Means, skip};
 use sublet_sandbox::{ComputeGauge, Devices, NetworkAccess, ProgramEnd, SandboxProgram, Signal};
-use support::{MIB, SandboxFixture, Sort, image, is_bounded, is_root, program};
 
-for_every_kind! {
+use crate::support::{MIB, SandboxFixture, Sort, image, is_bounded, is_root, program};
+
+crate::for_every_kind! {
     the_hosts_files_are_not_there
     another_sandboxs_files_are_not_there
     other_processes_cannot_be_seen_traced_signalled_or_read

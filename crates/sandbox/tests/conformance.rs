@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 
@@ -15,9 +13,10 @@ use sublet_proto::v1::{SandboxIds, SandboxRequest};
 use sublet_sandbox::{
     MAX_VECTOR, ProgramEnd, SandboxError, SandboxId, SandboxProgram, SandboxState, SandboxStatus, Signal,
 };
-use support::{SandboxFixture, Sort};
 
-for_every_kind! {
+use crate::support::{self, SandboxFixture, Sort};
+
+crate::for_every_kind! {
     a_sandbox_goes_through_the_states_of_its_life
     a_vector_is_answered_in_order_and_one_of_it_can_fail_alone
     a_request_that_is_too_large_is_refused_and_harms_nobody

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -12,7 +10,8 @@ use std::process::Command;
 
 use sublet_means::{Means, skip};
 use sublet_sandbox::{IsolationKind, MAX_LAYERS, ProgramEnd, SandboxProgram, Spec};
-use support::{MIB, SandboxFixture, Sort, image, is_root, own};
+
+use crate::support::{MIB, SandboxFixture, Sort, image, is_root, own};
 
 /// Returns the layers of a specification's image.
 fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {

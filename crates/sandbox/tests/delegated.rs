@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +9,8 @@ use sublet_means::{Means, skip};
 use sublet_sandbox::{
     IsolationKind, ProgramEnd, RootImage, SandboxError, SandboxProgram, SandboxStatus, Signal, Spec,
 };
-use support::{MIB, SandboxFixture, Sort, image, is_root};
+
+use crate::support::{MIB, SandboxFixture, Sort, image, is_root};
 
 /// Returns the OCI runtimes of this machine, or none if this test may not use them.
 fn runtimes() -> Vec<PathBuf> {

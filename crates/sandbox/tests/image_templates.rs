@@ -3,19 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/python_image.rs"]
-mod python_image;
-mod support;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sublet_means::{Means, skip};
 use sublet_sandbox::{IsolationKind, Language, NetworkAccess, ProgramEnd, Spec};
-use support::{SandboxFixture, Sort, StartedSandbox};
 
-use python_image::PythonImage;
+use crate::support::python_image::PythonImage;
+use crate::support::{self, SandboxFixture, Sort, StartedSandbox};
 
 /// Longest wait for a template to become warm.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sublet_sandbox::{Interpreter, IsolationKind, Language, ProgramEnd, SandboxError, SandboxProgram, Spec};
-use support::{SandboxFixture, Sort, is_root, probe, program, template_of};
+
+use crate::support::{SandboxFixture, Sort, is_root, probe, program, template_of};
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

@@ -3,14 +3,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sublet_sandbox::{Interpreter, IsolationKind, Language, ProgramEnd, SandboxProgram, Spec};
-use support::{MIB, SandboxFixture, Sort, template_of};
+
+use crate::support::{MIB, SandboxFixture, Sort, template_of};
 
 /// Longest wait for a template to become warm.
 const PATIENCE: Duration = Duration::from_secs(180);

@@ -2,10 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/standby.rs"]
-mod standby;
-mod support;
-
 use std::cell::Cell;
 use std::fs;
 use std::io::Write;
@@ -16,12 +12,12 @@ use std::time::Instant;
 use rustix::process::{Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
 use sublet_sandbox::{Devices, Interpreter, IsolationKind, ProgramEnd, SandboxProgram, Spec, Template};
-use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 use tempfile::TempDir;
 
-use standby::{
+use crate::support::standby::{
     PATIENCE, SAY, STANDBY_BYTES, can_stand_by, finish, own_cores, processes_on_standby, wait_for,
 };
+use crate::support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 
 /// Module whose thread executes what is put into a queue, which keeps a file open, and which no other process has the same
 /// number of.

@@ -3,10 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/standby.rs"]
-mod standby;
-mod support;
-
 use std::cell::Cell;
 use std::fs;
 use std::io::Write;
@@ -16,12 +12,12 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
 use sublet_sandbox::{FolderAccess, IsolationKind, LentFolder, ProgramEnd, SandboxProgram, Spec, Template};
-use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 use tempfile::TempDir;
 
-use standby::{
+use crate::support::standby::{
     NOTES, SAY, TELL, await_end, can_stand_by, finish, kept, only_process_on_standby, own_cores, wait_for,
 };
+use crate::support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 
 /// Attempts of a module of an environment, and what it finds.
 const TRIES: &str = "\

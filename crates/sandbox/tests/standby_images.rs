@@ -3,24 +3,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/python_image.rs"]
-mod python_image;
-#[path = "support/standby.rs"]
-mod standby;
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::{Signal, kill_process};
 use sublet_proto::v1::StandbyProcesses;
 use sublet_sandbox::{IsolationKind, Spec};
-use support::{MIB, SandboxFixture, Sort, StartedSandbox};
 
-use python_image::PythonImage;
-use standby::{
+use crate::support::python_image::PythonImage;
+use crate::support::standby::{
     NOTES, SAY, TELL, await_end, can_stand_by, finish, kept, only_process_on_standby, own_cores, wait_for,
 };
+use crate::support::{MIB, SandboxFixture, Sort, StartedSandbox};
 
 /// Attempts of a module of an image, and what it finds and leaves.
 const TRIES: &str = "\

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +15,8 @@ use sublet_means::{Means, skip};
 use sublet_sandbox::{
     Interpreter, IsolationKind, MAX_IMPORTS, NetworkAccess, ProgramEnd, SandboxProgram, Spec, Template,
 };
-use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
+
+use crate::support::{self, MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 
 /// Modules that take long to import.
 const MODULES: [&str; 3] = ["numpy", "pandas", "PIL.Image"];

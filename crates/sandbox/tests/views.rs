@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +10,10 @@ use std::process::Command;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use sublet_means::{Means, skip};
 use sublet_sandbox::{Devices, ProgramEnd};
-use support::{MIB, SandboxFixture, Sort, is_bounded};
 
-for_every_kind! {
+use crate::support::{MIB, SandboxFixture, Sort, is_bounded};
+
+crate::for_every_kind! {
     sees_its_own_cores_and_memory
     sees_nothing_else_of_the_machine_in_proc_and_sys
     keeps_its_files_until_it_ends

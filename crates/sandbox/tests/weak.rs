@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +14,8 @@ use rustix::process::{Pid, kill_process};
 use sublet_sandbox::{
     Devices, FolderAccess, IsolationKind, LentFolder, ProgramEnd, RootImage, SandboxProgram, Signal,
 };
-use support::{MIB, SandboxFixture, Sort, image, probe, template};
+
+use crate::support::{MIB, SandboxFixture, Sort, image, probe, template};
 
 /// The kinds of sandboxes that weak isolation has.
 const SORTS: [Sort; 2] = [Sort::Process, Sort::Template];

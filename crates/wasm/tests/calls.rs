@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
-use support::encode::{Module, SHORT, code};
-use support::{LEASE_BYTES, Libraries, MIB, PAGE_BYTES, assert_fails, compile, load};
-
 use sublet_proto::Code;
+
+use crate::support::encode::{Module, SHORT, code};
+use crate::support::{LEASE_BYTES, Libraries, MIB, PAGE_BYTES, assert_fails, compile, load};
 
 #[test]
 fn functions_behave_the_same_with_and_without_c_library() {

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use proptest::prelude::*;
 use sublet_proto::Code;
 use sublet_runtime::worker::engine::{CallInput, CallOutput, Engine, FunctionCaller};
-use support::encode::{ALLOCATOR, HEADER, LONG, Module, NOTHING, SHORT, code, section};
-use support::{
+
+use crate::support::encode::{ALLOCATOR, HEADER, LONG, Module, NOTHING, SHORT, code, section};
+use crate::support::{
     LEASE_BYTES, Libraries, LoadedModule, PAGE_BYTES, Thread, assert_fails, assert_refused, compile, load,
     load_function,
 };

@@ -9,7 +9,7 @@ use sublet_tests::global::{GlobalProcess, WRITE, exchange};
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{memory_files, wait_until};
 
-use crate::{ALICE, MALLORY, assert_blocked, lease};
+use super::{ALICE, MALLORY, assert_blocked, lease};
 
 fn cluster(lent: LentCores) -> Cluster {
     let mut cluster = Cluster::start(ClusterPlan::default());

@@ -14,7 +14,7 @@ use sublet_tests::functions::package;
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, listening_ports, wait_until};
 
-use crate::{ALICE, lease};
+use super::{ALICE, lease};
 
 const PROVIDER: &str = "tcp;ofi_rxm";
 /// Hostile connections to each manager.

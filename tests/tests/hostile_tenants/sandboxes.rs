@@ -14,7 +14,7 @@ use sublet_tests::platform::{PlatformProcess, assert_echoes, executing_process};
 use sublet_tests::process::SOMEBODY;
 use tempfile::TempDir;
 
-use crate::{ALICE, MALLORY, assert_blocked, lease};
+use super::{ALICE, MALLORY, assert_blocked, lease};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, dead_code)]
 
+mod interpreter_files;
+pub mod python_image;
+pub mod standby;
+
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;

@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-mod interpreter_files;
-
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -14,8 +12,7 @@ use std::process::Command;
 use sublet_sandbox::{IsolationKind, RootImage, SandboxProgram, Spec, Template, TemplateImage};
 use tempfile::TempDir;
 
-use interpreter_files::{collect, is_code, libraries};
-
+use crate::support::interpreter_files::{collect, is_code, libraries};
 use crate::support::{MIB, library, own, python, template};
 
 /// Folder of modules in the image.

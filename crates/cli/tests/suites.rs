@@ -1,0 +1,5 @@
+//! Tests of the command as a user starts it.
+
+mod command;
+mod configuration;
+mod packaging;

@@ -1,0 +1,31 @@
+//! Tests of managers, agents and their stores, and of what tenants may have: leases, access, quotas and bills.
+
+mod agent_port;
+mod agents_die;
+mod bad_input;
+mod books;
+mod clocks;
+mod disks;
+mod failures;
+mod hostile_tenants;
+mod hosts;
+mod leases;
+mod listeners;
+mod logs;
+mod machines;
+mod managers_die;
+mod names;
+mod neighbours;
+mod network;
+mod pools;
+mod quotas;
+mod racks;
+mod random_kills;
+mod state;
+mod stores;
+mod tickets;
+mod tokens;
+mod untrue_agents;
+mod upgrades;
+mod usage;
+mod versions;

@@ -1,0 +1,8 @@
+//! Tests of graphs of functions: how they are planned, run, resumed and started by events.
+
+mod dags;
+mod graphs;
+mod plans;
+mod runners;
+mod runs;
+mod triggers;
