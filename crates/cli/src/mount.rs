@@ -37,9 +37,6 @@ use keeper::Keeper;
 use point::{MountPoint, MountTerms};
 use storage::{LeasedStorage, StorageReport};
 
-/// Duration of the leases. They are extended after a third of it.
-const LEASE: Duration = Duration::from_secs(300);
-
 /// Properties of a folder to mount.
 #[derive(Clone, Debug)]
 pub(crate) struct MountOptions {
@@ -49,6 +46,8 @@ pub(crate) struct MountOptions {
     pub(crate) limit_bytes: u64,
     /// Size of a lease, in bytes: a multiple of [`blocks::BLOCK_BYTES`].
     pub(crate) chunk_bytes: u64,
+    /// Duration of a lease, which is extended after a third of it.
+    pub(crate) lease: Duration,
     /// Nodes, pool and fabric of the leases.
     pub(crate) plan: MemoryPlan,
     /// Folder of a disk, for files in place of memory that cannot be leased.
@@ -71,17 +70,16 @@ impl MountedMemory {
         access: Access,
         options: MountOptions,
     ) -> Result<(MountedMemory, oneshot::Receiver<()>), Error> {
-        let MountOptions { folder, limit_bytes, chunk_bytes, plan, fallback, allows_others, writes_back } =
-            options;
+        let MountOptions { folder, limit_bytes, chunk_bytes, lease, plan, .. } = options;
         debug_assert!(limit_bytes >= chunk_bytes, "{limit_bytes} bytes of chunks of {chunk_bytes}");
         let point = MountPoint::prepare(&folder)?;
         let invoker = Invoker::connect_with(access)?;
-        let keeper = Keeper::start(LEASE)?;
-        let storage = LeasedStorage::new(invoker, plan.timeout(LEASE), chunk_bytes, fallback, keeper);
+        let keeper = Keeper::start(lease)?;
+        let storage = LeasedStorage::new(invoker, plan.timeout(lease), chunk_bytes, options.fallback, keeper);
         let contents = Contents::new(own_attributes(), storage, chunk_bytes, limit_bytes);
         let contents = Arc::new(Mutex::new(contents));
-        let file_system = MemoryFileSystem::new(contents.clone(), writes_back);
-        let session = point.mount(file_system, MountTerms { allows_others })?;
+        let file_system = MemoryFileSystem::new(contents.clone(), options.writes_back);
+        let session = point.mount(file_system, MountTerms { allows_others: options.allows_others })?;
         let (gone, ended) = oneshot::channel();
         let started =
             std::thread::Builder::new().name("folder".to_owned()).spawn(move || serve(session, gone));

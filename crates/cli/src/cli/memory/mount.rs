@@ -1,6 +1,7 @@
 //! `sublet memory mount`: serves a folder of leased memory until a signal, or until it is unmounted.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -11,7 +12,7 @@ use sublet_runtime::{FabricChoice, MemoryPlan};
 use crate::cli::ConnectionArguments;
 use crate::cli::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use crate::cli::output::CommandOutput;
-use crate::cli::parse::{absolute, fabric, pool, show_bytes, show_count, show_nano, size};
+use crate::cli::parse::{absolute, duration, fabric, pool, show_bytes, show_count, show_nano, size};
 use crate::cli::view::CostView;
 use crate::mount::blocks::BLOCK_BYTES;
 use crate::mount::storage::StorageReport;
@@ -36,6 +37,10 @@ other than root the program fusermount3.";
 const DEFAULT_LIMIT: &str = "8GiB";
 /// Default size of a lease, in text.
 const DEFAULT_CHUNK: &str = "64MiB";
+/// Default duration of a lease, in text.
+const DEFAULT_LEASE: &str = "5m";
+/// Shortest duration of a lease: it is extended after a third of that.
+const MIN_LEASE: Duration = Duration::from_secs(1);
 /// Smallest size of a lease, in bytes.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 /// Largest size of a lease, in bytes.
@@ -60,6 +65,10 @@ pub(super) struct Arguments {
     /// Size of each lease, by which the folder grows
     #[arg(long, value_name = "SIZE", default_value = DEFAULT_CHUNK, value_parser = size)]
     chunk: u64,
+
+    /// Duration of each lease, which is extended in time: the longest time that memory stays leased if this machine is cut off
+    #[arg(long, value_name = "TIME", default_value = DEFAULT_LEASE, value_parser = duration)]
+    lease: Duration,
 
     /// Prefer this node, then others of its rack; the first node named that has enough memory
     #[arg(long, value_name = "NODE")]
@@ -117,6 +126,10 @@ impl Arguments {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
+        if self.lease < MIN_LEASE {
+            let message = format!("--lease {:?}: it is at least {MIN_LEASE:?}", self.lease);
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
         let mut plan = MemoryPlan::new().near(self.near.iter().cloned());
         if let Some(pool) = self.pool {
             plan = plan.pool(pool);
@@ -128,6 +141,7 @@ impl Arguments {
             folder: self.folder.clone(),
             limit_bytes: chunks * chunk_bytes,
             chunk_bytes,
+            lease: self.lease,
             plan,
             fallback: self.fallback.clone(),
             allows_others: self.allow_other,
@@ -262,7 +276,8 @@ mod tests {
 
     #[test]
     fn rejects_sizes_that_make_no_folder() {
-        let wrong: [&[&str]; 5] = [
+        let wrong: [&[&str]; 6] = [
+            &["--lease", "10ms"],
             &["--limit", "1MiB"],
             &["--limit", "1TiB"],
             &["--chunk", "4096"],
