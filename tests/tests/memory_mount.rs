@@ -467,6 +467,9 @@ fn bad_folders_and_sizes_are_refused() {
     }
     let (platform, place) = (PlatformProcess::start(), place());
     let folder = place.path().to_str().unwrap();
+    let empty = place.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let free = empty.to_str().unwrap();
     let missing = place.path().join("missing");
     fs::write(place.path().join("file"), "text").unwrap();
     let file = place.path().join("file");
@@ -479,6 +482,8 @@ fn bad_folders_and_sizes_are_refused() {
             Code::InvalidArgument,
             "--limit",
         ),
+        (vec!["memory", "mount", free, "--fallback", free], Code::InvalidArgument, "inside of"),
+        (vec!["memory", "mount", free, "--fallback", missing.to_str().unwrap()], Code::System, "--fallback"),
         (vec!["memory", "unmount", folder], Code::InvalidArgument, "no leased memory"),
     ];
     for (arguments, code, named) in cases {

@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime};
 
 use fuser::Session;
 use rustix::process::{getegid, geteuid};
-use sublet_proto::Error;
+use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Invoker, MemoryPlan};
 use tokio::sync::oneshot;
 
@@ -73,6 +73,9 @@ impl MountedMemory {
         let MountOptions { folder, limit_bytes, chunk_bytes, lease, plan, .. } = options;
         debug_assert!(limit_bytes >= chunk_bytes, "{limit_bytes} bytes of chunks of {chunk_bytes}");
         let point = MountPoint::prepare(&folder)?;
+        if let Some(fallback) = &options.fallback {
+            check_fallback(fallback, point.path())?;
+        }
         let invoker = Invoker::connect_with(access)?;
         let keeper = Keeper::start(lease)?;
         let storage = LeasedStorage::new(invoker, plan.timeout(lease), chunk_bytes, options.fallback, keeper);
@@ -102,6 +105,20 @@ impl MountedMemory {
         let report = lock(&self.contents).storage.end();
         unmounted.and(report)
     }
+}
+
+/// Checks that files can be made in the folder in place of memory, which is not the mounted one.
+fn check_fallback(fallback: &Path, mounted: &Path) -> Result<(), Error> {
+    let shown = fallback.display();
+    let failed =
+        |error| Error::of_system(format_args!("cannot make files in the --fallback folder {shown}"), &error);
+    let path = fallback.canonicalize().map_err(failed)?;
+    if path.starts_with(mounted) {
+        let message =
+            format!("the --fallback folder {shown} is inside of the mounted folder {}", mounted.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    tempfile::tempfile_in(&path).map(drop).map_err(failed)
 }
 
 /// Answers the kernel until the folder is unmounted.
