@@ -53,6 +53,11 @@ impl MountedFolder {
         &self.folder
     }
 
+    /// Id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Path of a file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)

@@ -12,17 +12,20 @@ use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, XattrFlags, fallocate, mknodat, setxattr, statvfs,
 };
 use rustix::io::Errno;
+use rustix::process::Signal;
 use serde_json::Value;
 use sublet::Code;
 use sublet_means::{Means, skip};
 use sublet_tests::cluster::{Cluster, LentCores};
 use sublet_tests::mounted::{MountedFolder, can_mount};
-use sublet_tests::platform::PlatformProcess;
-use sublet_tests::process::{NOBODY, as_user, wait_until};
+use sublet_tests::platform::{PlatformProcess, kill};
+use sublet_tests::process::{NOBODY, as_user, is_stopped, wait_until};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const MIB_LEN: usize = 1 << 20;
+/// Leased bytes of a chunk of 1 MiB.
+const CHUNK: u64 = MIB + 4096;
 const SMALL: [&str; 4] = ["--chunk", "1MiB", "--limit", "16MiB"];
 const FABRICS: [&str; 2] = ["shm", "tcp"];
 /// Steps of random operations for each transport.
@@ -82,7 +85,7 @@ fn grows_with_its_files_and_gives_memory_back() {
         assert_eq!(fs::read(folder.file("a")).unwrap(), pattern(0, 100));
         fs::remove_file(folder.file("a")).unwrap();
         // One empty chunk stays for the next file.
-        wait_until("the memory is given back", || leased_bytes(&platform) == MIB);
+        wait_until("the memory is given back", || leased_bytes(&platform) == CHUNK);
         let report = folder.end();
         assert!(report["leases"].as_u64() >= Some(5) && report["lost_leases"] == 0, "{report}");
         assert!(report["gib_seconds"].as_f64() > Some(0.0), "{report}");
@@ -213,12 +216,12 @@ fn keeps_attributes_and_removed_files_that_are_open() {
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes == pattern(0, bytes.len()));
     drop(file);
-    wait_until("the memory of the closed file is given back", || leased_bytes(&platform) == MIB);
+    wait_until("the memory of the closed file is given back", || leased_bytes(&platform) == CHUNK);
     folder.end();
 }
 
 #[test]
-fn refuses_what_a_folder_of_memory_has_not() {
+fn refuses_links_devices_and_extended_attributes() {
     if !can_mount() {
         return;
     }
@@ -356,6 +359,30 @@ fn killed_node_loses_its_bytes_and_no_others() {
         let report = folder.end();
         assert!(report["lost_leases"].as_u64() > Some(0), "{report}");
     }
+}
+
+#[test]
+fn bytes_that_an_agent_has_freed_are_never_read() {
+    if !can_mount() {
+        return;
+    }
+    let (platform, place) = (open_platform(), place());
+    let folder = MountedFolder::start(platform.command(), &place.path().join("m"), &SMALL);
+    fs::write(folder.file("a"), pattern(0, 8 * MIB_LEN)).unwrap();
+    let file = open_past_cache(&folder.file("a"));
+    assert!(lost_parts(&file, 8).is_empty());
+    // A stopped process cannot learn that its leases have ended, until it continues and reads.
+    kill(folder.pid(), Signal::STOP);
+    wait_until("the process of the folder has stopped", || is_stopped(folder.pid()));
+    let client = platform.invoker();
+    for lease in client.manager().leases().unwrap() {
+        client.manager().end_lease(&lease.id).unwrap();
+    }
+    wait_until("the agent has freed the memory", || leased_bytes(&platform) == 0);
+    kill(folder.pid(), Signal::CONT);
+    wait_until("all bytes are missed", || lost_parts(&file, 8).len() == 8);
+    drop(file);
+    assert_eq!(folder.end()["lost_leases"], 8);
 }
 
 #[test]

@@ -32,9 +32,9 @@ use tokio::sync::oneshot;
 
 use contents::Contents;
 use file_system::{MemoryFileSystem, SharedContents, lock};
-use files::Attributes;
+use files::NodeAttributes;
 use keeper::Keeper;
-use point::{MountPoint, MountTerms};
+use point::{FolderMount, MountTerms};
 use storage::{LeasedStorage, StorageReport};
 
 /// Properties of a folder to mount.
@@ -61,7 +61,7 @@ pub(crate) struct MountOptions {
 /// A mounted folder, until [`MountedMemory::end`].
 pub(crate) struct MountedMemory {
     contents: SharedContents<LeasedStorage>,
-    point: MountPoint,
+    point: FolderMount,
 }
 
 impl MountedMemory {
@@ -72,7 +72,7 @@ impl MountedMemory {
     ) -> Result<(MountedMemory, oneshot::Receiver<()>), Error> {
         let MountOptions { folder, limit_bytes, chunk_bytes, lease, plan, .. } = options;
         debug_assert!(limit_bytes >= chunk_bytes, "{limit_bytes} bytes of chunks of {chunk_bytes}");
-        let point = MountPoint::prepare(&folder)?;
+        let point = FolderMount::prepare(&folder)?;
         if let Some(fallback) = &options.fallback {
             check_fallback(fallback, point.path())?;
         }
@@ -133,9 +133,9 @@ fn serve(mut session: Session<MemoryFileSystem<LeasedStorage>>, gone: oneshot::S
 }
 
 /// Attributes of the folder: its user's alone, unless that user changes them.
-fn own_attributes() -> Attributes {
+fn own_attributes() -> NodeAttributes {
     let now = SystemTime::now();
-    Attributes {
+    NodeAttributes {
         mode: 0o700,
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use rustix::io::Errno;
 
 use super::blocks::{BLOCK_BYTES, Blocks};
-use super::extents::{Extent, FileData, Location, Purpose, Refusal, WritePlan};
-use super::files::{Attributes, Files};
+use super::extents::{ExtentRefusal, FileData, FileExtent, Location, Purpose, WritePlan};
+use super::files::{Files, NodeAttributes};
 
 /// Largest size of a file, in bytes. A file may have holes, which take no memory.
 pub(crate) const MAX_FILE_BYTES: u64 = 1 << 46;
@@ -42,14 +42,19 @@ pub(crate) struct Contents<S> {
 
 /// Sizes of the whole folder, in blocks of [`BLOCK_BYTES`] bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct FolderUsage {
     pub(crate) blocks: u64,
     pub(crate) free: u64,
 }
 
 impl<S: Storage> Contents<S> {
     /// Creates an empty folder. The chunk is a multiple of [`BLOCK_BYTES`], and the limit at least one chunk.
-    pub(crate) fn new(attributes: Attributes, storage: S, chunk_bytes: u64, limit_bytes: u64) -> Contents<S> {
+    pub(crate) fn new(
+        attributes: NodeAttributes,
+        storage: S,
+        chunk_bytes: u64,
+        limit_bytes: u64,
+    ) -> Contents<S> {
         debug_assert!(
             chunk_bytes > 0 && chunk_bytes.is_multiple_of(BLOCK_BYTES),
             "a chunk of {chunk_bytes} bytes"
@@ -60,9 +65,9 @@ impl<S: Storage> Contents<S> {
     }
 
     /// Sizes, as `df` shows them.
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> FolderUsage {
         let blocks = self.limit_bytes / self.chunk_bytes * (self.chunk_bytes / BLOCK_BYTES);
-        Usage { blocks, free: blocks.saturating_sub(self.blocks.in_use()) }
+        FolderUsage { blocks, free: blocks.saturating_sub(self.blocks.in_use()) }
     }
 
     /// Copies bytes out, up to the end of the file. Returns their number.
@@ -74,8 +79,9 @@ impl<S: Storage> Contents<S> {
         }
         let extents = data.extents(&self.blocks, offset, len_bytes).map_err(|_| Errno::IO)?;
         let mut rest = into;
-        for Extent { location, len_bytes } in extents {
-            let (part, behind) = rest.split_at_mut(usize::try_from(len_bytes).map_err(|_| Errno::INVAL)?);
+        for FileExtent { location, len_bytes } in extents {
+            let len = usize::try_from(len_bytes).map_err(|_| Errno::INVAL)?;
+            let (part, behind) = std::mem::take(&mut rest).split_at_mut(len);
             rest = behind;
             match location {
                 Location::Hole => part.fill(0),
@@ -205,8 +211,8 @@ impl<S: Storage> Contents<S> {
                     self.give_back(&plan.emptied);
                     return Ok(plan);
                 }
-                Err(Refusal::Lost) => return Err(Errno::IO),
-                Err(Refusal::NeedsChunk) => self.add_chunk()?,
+                Err(ExtentRefusal::Lost) => return Err(Errno::IO),
+                Err(ExtentRefusal::NeedsChunk) => self.add_chunk()?,
             }
         }
     }
@@ -225,7 +231,7 @@ impl<S: Storage> Contents<S> {
     fn fill(&self, plan: &WritePlan, bytes: &[u8]) -> Result<(), u32> {
         self.zero(&plan.zeros)?;
         let mut rest = bytes;
-        for Extent { location, len_bytes } in &plan.extents {
+        for FileExtent { location, len_bytes } in &plan.extents {
             let len = usize::try_from(*len_bytes).unwrap_or(usize::MAX).min(rest.len());
             let (part, behind) = rest.split_at(len);
             rest = behind;
@@ -237,9 +243,9 @@ impl<S: Storage> Contents<S> {
         Ok(())
     }
 
-    fn zero(&self, extents: &[Extent]) -> Result<(), u32> {
+    fn zero(&self, extents: &[FileExtent]) -> Result<(), u32> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-        for Extent { location, len_bytes } in extents {
+        for FileExtent { location, len_bytes } in extents {
             let Location::Chunk { chunk, offset } = *location else { continue };
             let mut at = 0;
             while at < *len_bytes {

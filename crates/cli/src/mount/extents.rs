@@ -20,14 +20,14 @@ pub(crate) enum Location {
 
 /// Consecutive bytes of a file that are also consecutive in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct FileExtent {
     pub(crate) location: Location,
     pub(crate) len_bytes: u64,
 }
 
 /// Reason why bytes cannot be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ExtentRefusal {
     /// The node or disk with the bytes is gone.
     Lost,
     /// There are too few free blocks: another chunk is needed.
@@ -47,9 +47,9 @@ pub(crate) enum Purpose {
 #[derive(Debug, Default)]
 pub(crate) struct WritePlan {
     /// The bytes of the write, in order.
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<FileExtent>,
     /// Bytes that must become 0.
-    pub(crate) zeros: Vec<Extent>,
+    pub(crate) zeros: Vec<FileExtent>,
     /// Chunks that no file uses any more.
     pub(crate) emptied: Vec<u32>,
     /// New blocks by their number in the file, and whether the bytes there had been lost.
@@ -60,7 +60,7 @@ pub(crate) struct WritePlan {
 #[derive(Debug, Default)]
 pub(crate) struct CutPlan {
     /// Bytes that must become 0.
-    pub(crate) zeros: Vec<Extent>,
+    pub(crate) zeros: Vec<FileExtent>,
     /// Chunks that no file uses any more.
     pub(crate) emptied: Vec<u32>,
 }
@@ -103,11 +103,11 @@ fn parts(offset: u64, len_bytes: u64) -> impl Iterator<Item = Part> {
     })
 }
 
-fn push(extents: &mut Vec<Extent>, location: Location, len_bytes: u64) {
+fn push(extents: &mut Vec<FileExtent>, location: Location, len_bytes: u64) {
     if len_bytes == 0 {
         return;
     }
-    let follows = |last: &Extent| match (last.location, location) {
+    let follows = |last: &FileExtent| match (last.location, location) {
         (Location::Hole, Location::Hole) => true,
         (Location::Chunk { chunk, offset }, Location::Chunk { chunk: next, offset: at }) => {
             chunk == next && offset + last.len_bytes == at
@@ -116,7 +116,7 @@ fn push(extents: &mut Vec<Extent>, location: Location, len_bytes: u64) {
     };
     match extents.last_mut() {
         Some(last) if follows(last) => last.len_bytes += len_bytes,
-        _ => extents.push(Extent { location, len_bytes }),
+        _ => extents.push(FileExtent { location, len_bytes }),
     }
 }
 
@@ -147,13 +147,13 @@ impl FileData {
         blocks: &Blocks,
         offset: u64,
         len_bytes: u64,
-    ) -> Result<Vec<Extent>, Refusal> {
+    ) -> Result<Vec<FileExtent>, ExtentRefusal> {
         let mut extents = Vec::new();
         for part in parts(offset, len_bytes) {
             let location = match self.slots.get(&part.number) {
                 None => Location::Hole,
                 Some(Slot::Kept(block)) if !blocks.is_lost(block.chunk) => location(*block, part.start),
-                Some(_) => return Err(Refusal::Lost),
+                Some(_) => return Err(ExtentRefusal::Lost),
             };
             push(&mut extents, location, part.len_bytes);
         }
@@ -166,21 +166,21 @@ impl FileData {
         blocks: &mut Blocks,
         (offset, len_bytes): (u64, u64),
         purpose: Purpose,
-    ) -> Result<WritePlan, Refusal> {
+    ) -> Result<WritePlan, ExtentRefusal> {
         let mut missing = 0;
         for part in parts(offset, len_bytes) {
             match self.slots.get(&part.number) {
                 None => missing += 1,
                 Some(slot) if is_lost(slot, blocks) => match purpose {
                     Purpose::Write if part.is_whole() => missing += 1,
-                    Purpose::Write => return Err(Refusal::Lost),
+                    Purpose::Write => return Err(ExtentRefusal::Lost),
                     Purpose::Reserve => {}
                 },
                 Some(_) => {}
             }
         }
         if blocks.free() < missing {
-            return Err(Refusal::NeedsChunk);
+            return Err(ExtentRefusal::NeedsChunk);
         }
         let mut plan = WritePlan::default();
         let mut after = None;
@@ -289,8 +289,8 @@ fn is_lost(slot: &Slot, blocks: &Blocks) -> bool {
 mod tests {
     use super::*;
 
-    fn chunk(chunk: u32, offset: u64, len_bytes: u64) -> Extent {
-        Extent { location: Location::Chunk { chunk, offset }, len_bytes }
+    fn chunk(chunk: u32, offset: u64, len_bytes: u64) -> FileExtent {
+        FileExtent { location: Location::Chunk { chunk, offset }, len_bytes }
     }
 
     fn blocks(chunks: u32) -> Blocks {
@@ -308,12 +308,12 @@ mod tests {
         let read = file.extents(&blocks, 3 * BLOCK_BYTES - 10, 30).unwrap();
         assert_eq!(
             read,
-            [chunk(0, 3 * BLOCK_BYTES - 10, 10), Extent { location: Location::Hole, len_bytes: 20 }]
+            [chunk(0, 3 * BLOCK_BYTES - 10, 10), FileExtent { location: Location::Hole, len_bytes: 20 }]
         );
     }
 
     #[test]
-    fn zeroes_what_a_write_leaves_of_recycled_blocks() {
+    fn zeroes_the_rest_of_recycled_blocks() {
         let (mut blocks, mut file) = (blocks(1), FileData::default());
         file.prepare_write(&mut blocks, (0, BLOCK_BYTES), Purpose::Write).unwrap();
         file.cut(&mut blocks, 0, BLOCK_BYTES);
@@ -326,20 +326,20 @@ mod tests {
         let (mut blocks, mut file) = (blocks(2), FileData::default());
         file.prepare_write(&mut blocks, (0, BLOCK_BYTES), Purpose::Write).unwrap();
         blocks.lose(0);
-        assert_eq!(file.extents(&blocks, 5, 1), Err(Refusal::Lost));
+        assert_eq!(file.extents(&blocks, 5, 1), Err(ExtentRefusal::Lost));
         let partly = file.prepare_write(&mut blocks, (0, BLOCK_BYTES - 1), Purpose::Write);
-        assert_eq!(partly.unwrap_err(), Refusal::Lost);
+        assert_eq!(partly.unwrap_err(), ExtentRefusal::Lost);
         let whole = file.prepare_write(&mut blocks, (0, BLOCK_BYTES), Purpose::Write).unwrap();
         assert_eq!((&whole.extents[..], &whole.emptied[..]), (&[chunk(1, 0, BLOCK_BYTES)][..], &[0][..]));
         file.undo(&mut blocks, &whole);
-        assert_eq!(file.extents(&blocks, 5, 1), Err(Refusal::Lost));
+        assert_eq!(file.extents(&blocks, 5, 1), Err(ExtentRefusal::Lost));
     }
 
     #[test]
     fn refused_writes_change_nothing() {
         let (mut blocks, mut file) = (blocks(1), FileData::default());
         let refused = file.prepare_write(&mut blocks, (0, 5 * BLOCK_BYTES), Purpose::Write);
-        assert_eq!(refused.unwrap_err(), Refusal::NeedsChunk);
+        assert_eq!(refused.unwrap_err(), ExtentRefusal::NeedsChunk);
         assert_eq!((blocks.free(), file.blocks()), (4, 0));
     }
 

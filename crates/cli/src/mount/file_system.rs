@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::blocks::BLOCK_BYTES;
 use super::contents::{Contents, Storage};
 use super::extents::FileData;
-use super::files::{Attributes, Content, Folder, MAX_NAME_BYTES, MAX_NODES, Node, ROOT};
+use super::files::{FileNode, Folder, MAX_NAME_BYTES, MAX_NODES, NodeAttributes, NodeContent, ROOT};
 
 /// Time for which the kernel keeps names and attributes.
 const TTL: Duration = Duration::from_secs(3600);
@@ -61,10 +61,10 @@ impl<S: Storage> MemoryFileSystem<S> {
         request: &Request<'_>,
         (parent, name): (u64, &OsStr),
         (mode, umask): (u32, u32),
-        content: Content,
+        content: NodeContent,
     ) -> Result<FileAttr, Errno> {
         let now = SystemTime::now();
-        let attributes = Attributes {
+        let attributes = NodeAttributes {
             mode: permissions(mode & !umask),
             uid: request.uid(),
             gid: request.gid(),
@@ -82,7 +82,7 @@ impl<S: Storage> MemoryFileSystem<S> {
         Ok(attributes_of(number, contents.files.node(number)?))
     }
 
-    fn set_attributes(&self, number: u64, change: &Change) -> Result<FileAttr, Errno> {
+    fn set_attributes(&self, number: u64, change: &AttributeChange) -> Result<FileAttr, Errno> {
         let now = SystemTime::now();
         let mut contents = lock(&self.contents);
         if let Some(len_bytes) = change.len_bytes {
@@ -167,7 +167,7 @@ impl<S: Storage> MemoryFileSystem<S> {
 
 /// Attributes that a program sets.
 #[derive(Debug, Default)]
-struct Change {
+struct AttributeChange {
     mode: Option<u32>,
     uid: Option<u32>,
     gid: Option<u32>,
@@ -188,21 +188,21 @@ fn time_of(time: TimeOrNow) -> SystemTime {
     }
 }
 
-fn kind_of(node: &Node) -> FileType {
+fn kind_of(node: &FileNode) -> FileType {
     match node.content {
-        Content::File(_) => FileType::RegularFile,
-        Content::Folder(_) => FileType::Directory,
-        Content::Link(_) => FileType::Symlink,
+        NodeContent::File(_) => FileType::RegularFile,
+        NodeContent::Folder(_) => FileType::Directory,
+        NodeContent::Link(_) => FileType::Symlink,
     }
 }
 
-fn attributes_of(number: u64, node: &Node) -> FileAttr {
+fn attributes_of(number: u64, node: &FileNode) -> FileAttr {
     let (size, blocks) = match &node.content {
-        Content::File(data) => (data.len_bytes(), data.blocks() * (BLOCK_BYTES / SECTOR_BYTES)),
-        Content::Folder(_) => (0, 0),
-        Content::Link(target) => (target.len() as u64, 0),
+        NodeContent::File(data) => (data.len_bytes(), data.blocks() * (BLOCK_BYTES / SECTOR_BYTES)),
+        NodeContent::Folder(_) => (0, 0),
+        NodeContent::Link(target) => (target.len() as u64, 0),
     };
-    let Attributes { mode, uid, gid, accessed, modified, changed } = node.attributes;
+    let NodeAttributes { mode, uid, gid, accessed, modified, changed } = node.attributes;
     FileAttr {
         ino: number,
         size,
@@ -295,7 +295,7 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
         _: Option<u32>,
         reply: ReplyAttr,
     ) {
-        let change = Change {
+        let change = AttributeChange {
             mode,
             uid,
             gid,
@@ -310,7 +310,7 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
     fn readlink(&mut self, _: &Request<'_>, number: u64, reply: ReplyData) {
         let contents = lock(&self.contents);
         match contents.files.node(number).map(|node| &node.content) {
-            Ok(Content::Link(target)) => reply.data(target.as_bytes()),
+            Ok(NodeContent::Link(target)) => reply.data(target.as_bytes()),
             Ok(_) => reply.error(Errno::INVAL.raw_os_error()),
             Err(error) => reply.error(error.raw_os_error()),
         }
@@ -327,9 +327,12 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
         reply: ReplyEntry,
     ) {
         let created = match rustix::fs::FileType::from_raw_mode(mode) {
-            rustix::fs::FileType::RegularFile => {
-                self.create_node(request, (parent, name), (mode, umask), Content::File(FileData::default()))
-            }
+            rustix::fs::FileType::RegularFile => self.create_node(
+                request,
+                (parent, name),
+                (mode, umask),
+                NodeContent::File(FileData::default()),
+            ),
             _ => Err(Errno::PERM),
         };
         answer_entry(created, reply);
@@ -344,7 +347,7 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let content = Content::Folder(Folder::default());
+        let content = NodeContent::Folder(Folder::default());
         answer_entry(self.create_node(request, (parent, name), (mode, umask), content), reply);
     }
 
@@ -364,7 +367,7 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let content = Content::Link(OsString::from(target));
+        let content = NodeContent::Link(OsString::from(target));
         answer_entry(self.create_node(request, (parent, name), (0o777, 0), content), reply);
     }
 
@@ -395,7 +398,7 @@ impl<S: Storage> Filesystem for MemoryFileSystem<S> {
         _: i32,
         reply: ReplyCreate,
     ) {
-        let content = Content::File(FileData::default());
+        let content = NodeContent::File(FileData::default());
         match self.create_node(request, (parent, name), (mode, umask), content) {
             Ok(attributes) => reply.created(&TTL, &attributes, 0, 0, FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error.raw_os_error()),

@@ -21,7 +21,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 
 /// Attributes that programs set.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attributes {
+pub(crate) struct NodeAttributes {
     /// Permission bits.
     pub(crate) mode: u16,
     pub(crate) uid: u32,
@@ -33,9 +33,9 @@ pub(crate) struct Attributes {
 
 /// A file, folder or symbolic link.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) attributes: Attributes,
-    pub(crate) content: Content,
+pub(crate) struct FileNode {
+    pub(crate) attributes: NodeAttributes,
+    pub(crate) content: NodeContent,
     /// Folder with its name; a removed node has none.
     parent: Option<u64>,
     /// Number of times that the kernel has looked it up and not forgotten it.
@@ -44,7 +44,7 @@ pub(crate) struct Node {
 
 /// Content of a node.
 #[derive(Debug)]
-pub(crate) enum Content {
+pub(crate) enum NodeContent {
     File(FileData),
     Folder(Folder),
     /// Target of a symbolic link.
@@ -70,7 +70,7 @@ struct Entry {
 
 /// A line of a listing.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Listed<'folder> {
+pub(crate) struct ListedName<'folder> {
     /// Position after which the listing continues.
     pub(crate) position: u64,
     pub(crate) node: u64,
@@ -95,41 +95,41 @@ impl Folder {
     }
 
     /// Names behind a position, in the order of their positions.
-    pub(crate) fn list(&self, after: u64) -> impl Iterator<Item = Listed<'_>> {
+    pub(crate) fn list(&self, after: u64) -> impl Iterator<Item = ListedName<'_>> {
         self.by_position.range(after.saturating_add(1)..).filter_map(|(position, name)| {
             let entry = self.entries.get(name)?;
-            Some(Listed { position: *position, node: entry.node, name })
+            Some(ListedName { position: *position, node: entry.node, name })
         })
     }
 }
 
-impl Node {
+impl FileNode {
     /// Number of links, as `stat` shows it.
     pub(crate) fn links(&self) -> u32 {
         match &self.content {
             _ if self.parent.is_none() => 0,
-            Content::Folder(folder) => 2 + folder.folders,
+            NodeContent::Folder(folder) => 2 + folder.folders,
             _ => 1,
         }
     }
 
     fn is_folder(&self) -> bool {
-        matches!(self.content, Content::Folder(_))
+        matches!(self.content, NodeContent::Folder(_))
     }
 }
 
 /// All nodes; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Files {
-    nodes: HashMap<u64, Node>,
+    nodes: HashMap<u64, FileNode>,
     next: u64,
 }
 
 impl Files {
     /// Creates an empty folder with these attributes.
-    pub(crate) fn new(attributes: Attributes) -> Files {
-        let content = Content::Folder(Folder::default());
-        let root = Node { attributes, content, parent: Some(ROOT), lookups: 1 };
+    pub(crate) fn new(attributes: NodeAttributes) -> Files {
+        let content = NodeContent::Folder(Folder::default());
+        let root = FileNode { attributes, content, parent: Some(ROOT), lookups: 1 };
         Files { nodes: HashMap::from([(ROOT, root)]), next: ROOT + 1 }
     }
 
@@ -138,17 +138,17 @@ impl Files {
         self.nodes.len()
     }
 
-    pub(crate) fn node(&self, number: u64) -> Result<&Node, Errno> {
+    pub(crate) fn node(&self, number: u64) -> Result<&FileNode, Errno> {
         self.nodes.get(&number).ok_or(Errno::NOENT)
     }
 
-    pub(crate) fn node_mut(&mut self, number: u64) -> Result<&mut Node, Errno> {
+    pub(crate) fn node_mut(&mut self, number: u64) -> Result<&mut FileNode, Errno> {
         self.nodes.get_mut(&number).ok_or(Errno::NOENT)
     }
 
     pub(crate) fn folder(&self, number: u64) -> Result<&Folder, Errno> {
         match &self.node(number)?.content {
-            Content::Folder(folder) => Ok(folder),
+            NodeContent::Folder(folder) => Ok(folder),
             _ => Err(Errno::NOTDIR),
         }
     }
@@ -156,19 +156,19 @@ impl Files {
     /// The bytes of a file.
     pub(crate) fn data(&self, number: u64) -> Result<&FileData, Errno> {
         match &self.node(number)?.content {
-            Content::File(data) => Ok(data),
-            Content::Folder(_) => Err(Errno::ISDIR),
-            Content::Link(_) => Err(Errno::INVAL),
+            NodeContent::File(data) => Ok(data),
+            NodeContent::Folder(_) => Err(Errno::ISDIR),
+            NodeContent::Link(_) => Err(Errno::INVAL),
         }
     }
 
     /// The bytes and attributes of a file.
-    pub(crate) fn file_mut(&mut self, number: u64) -> Result<(&mut FileData, &mut Attributes), Errno> {
-        let Node { content, attributes, .. } = self.node_mut(number)?;
+    pub(crate) fn file_mut(&mut self, number: u64) -> Result<(&mut FileData, &mut NodeAttributes), Errno> {
+        let FileNode { content, attributes, .. } = self.node_mut(number)?;
         match content {
-            Content::File(data) => Ok((data, attributes)),
-            Content::Folder(_) => Err(Errno::ISDIR),
-            Content::Link(_) => Err(Errno::INVAL),
+            NodeContent::File(data) => Ok((data, attributes)),
+            NodeContent::Folder(_) => Err(Errno::ISDIR),
+            NodeContent::Link(_) => Err(Errno::INVAL),
         }
     }
 
@@ -189,8 +189,8 @@ impl Files {
         &mut self,
         parent: u64,
         name: &OsStr,
-        content: Content,
-        attributes: Attributes,
+        content: NodeContent,
+        attributes: NodeAttributes,
     ) -> Result<u64, Errno> {
         check_name(name)?;
         match self.find(parent, name) {
@@ -206,7 +206,7 @@ impl Files {
         }
         let number = self.next;
         self.next += 1;
-        let node = Node { attributes, content, parent: Some(parent), lookups: 1 };
+        let node = FileNode { attributes, content, parent: Some(parent), lookups: 1 };
         let is_folder = node.is_folder();
         self.nodes.insert(number, node);
         self.change(parent, attributes.changed, |folder| folder.add(name, number, is_folder));
@@ -265,10 +265,12 @@ impl Files {
         };
         if let Some(replaced) = replaced {
             match (is_folder, &self.node(replaced)?.content) {
-                (true, Content::Folder(folder)) if !folder.entries.is_empty() => return Err(Errno::NOTEMPTY),
-                (true, Content::Folder(_)) => {}
+                (true, NodeContent::Folder(folder)) if !folder.entries.is_empty() => {
+                    return Err(Errno::NOTEMPTY);
+                }
+                (true, NodeContent::Folder(_)) => {}
                 (true, _) => return Err(Errno::NOTDIR),
-                (false, Content::Folder(_)) => return Err(Errno::ISDIR),
+                (false, NodeContent::Folder(_)) => return Err(Errno::ISDIR),
                 (false, _) => {}
             }
             self.change(new_parent, now, |folder| folder.remove(new_name, is_folder));
@@ -301,7 +303,9 @@ impl Files {
 
     /// Changes the names in a folder.
     fn change(&mut self, number: u64, now: SystemTime, change: impl FnOnce(&mut Folder)) {
-        if let Some(Node { content: Content::Folder(folder), attributes, .. }) = self.nodes.get_mut(&number) {
+        if let Some(FileNode { content: NodeContent::Folder(folder), attributes, .. }) =
+            self.nodes.get_mut(&number)
+        {
             change(folder);
             (attributes.modified, attributes.changed) = (now, now);
         }
@@ -326,12 +330,12 @@ impl Files {
     }
 
     fn remove_unused(&mut self, number: u64) -> Option<FileData> {
-        let is_used = |node: &Node| node.parent.is_some() || node.lookups > 0;
+        let is_used = |node: &FileNode| node.parent.is_some() || node.lookups > 0;
         if self.nodes.get(&number).is_none_or(is_used) {
             return None;
         }
         match self.nodes.remove(&number)?.content {
-            Content::File(data) => Some(data),
+            NodeContent::File(data) => Some(data),
             _ => None,
         }
     }
@@ -346,19 +350,19 @@ mod tests {
     use super::*;
 
     const NOW: SystemTime = SystemTime::UNIX_EPOCH;
-    const OWN: Attributes =
-        Attributes { mode: 0o700, uid: 1, gid: 2, accessed: NOW, modified: NOW, changed: NOW };
+    const OWN: NodeAttributes =
+        NodeAttributes { mode: 0o700, uid: 1, gid: 2, accessed: NOW, modified: NOW, changed: NOW };
 
     fn name(text: &str) -> &OsStr {
         OsStr::new(text)
     }
 
     fn file(files: &mut Files, parent: u64, text: &str) -> u64 {
-        files.create(parent, name(text), Content::File(FileData::default()), OWN).unwrap()
+        files.create(parent, name(text), NodeContent::File(FileData::default()), OWN).unwrap()
     }
 
     fn folder(files: &mut Files, parent: u64, text: &str) -> u64 {
-        files.create(parent, name(text), Content::Folder(Folder::default()), OWN).unwrap()
+        files.create(parent, name(text), NodeContent::Folder(Folder::default()), OWN).unwrap()
     }
 
     #[test]
@@ -411,7 +415,7 @@ mod tests {
         files.unlink(below, name("a"), NOW).unwrap();
         files.remove_folder(ROOT, name("d"), NOW).unwrap();
         assert_eq!(files.node(ROOT).unwrap().links(), 2);
-        let late = files.create(below, name("b"), Content::File(FileData::default()), OWN);
+        let late = files.create(below, name("b"), NodeContent::File(FileData::default()), OWN);
         assert_eq!(late.unwrap_err(), Errno::NOENT);
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Keeper {
     thread: JoinHandle<MountBill>,
 }
 
-struct Watched {
+struct WatchedMemory {
     memory: Weak<Memory>,
     renew_at: Instant,
 }
@@ -54,7 +54,7 @@ struct KeeperThread {
     orders: Receiver<Order>,
     /// Duration of a lease from each extension on.
     lease: Duration,
-    watched: Vec<Watched>,
+    watched: Vec<WatchedMemory>,
     bill: MountBill,
 }
 
@@ -118,7 +118,7 @@ impl KeeperThread {
         while let Some(order) = next {
             match order {
                 Order::Watch(memory) => {
-                    self.watched.push(Watched { memory, renew_at: Instant::now() + self.lease / 3 });
+                    self.watched.push(WatchedMemory { memory, renew_at: Instant::now() + self.lease / 3 });
                 }
                 Order::GiveBack(memory) => memories.push(memory),
                 Order::Settle(done) => settled.push(done),
@@ -161,7 +161,8 @@ impl KeeperThread {
                 return true;
             }
             let renewed = memory.renew(lease);
-            watched.renew_at = Instant::now() + if renewed.is_ok() { lease / 3 } else { RETRY };
+            watched.renew_at =
+                Instant::now() + if renewed.is_ok() { lease / 3 } else { RETRY.min(lease / 6) };
             let Err(error) = renewed else { return true };
             tracing::warn!(%error, "cannot extend a lease of the folder's memory");
             // A lease that has ended stays so.

@@ -32,13 +32,13 @@ pub(crate) struct MountTerms {
 
 /// Path of a folder at which memory is mounted.
 #[derive(Debug)]
-pub(crate) struct MountPoint {
+pub(crate) struct FolderMount {
     path: PathBuf,
 }
 
-impl MountPoint {
+impl FolderMount {
     /// Checks that a folder can be mounted at this path. Unmounts one whose process was killed.
-    pub(crate) fn prepare(folder: &Path) -> Result<MountPoint, Error> {
+    pub(crate) fn prepare(folder: &Path) -> Result<FolderMount, Error> {
         check_device()?;
         let path = resolve(folder)?;
         if let Some(process) = serving_process(&path)? {
@@ -64,7 +64,7 @@ impl MountPoint {
             let message = format!("the folder {} is not empty: its files would be hidden", path.display());
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        Ok(MountPoint { path })
+        Ok(FolderMount { path })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -279,7 +279,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "text").unwrap();
         if check_device().is_ok() {
-            let error = MountPoint::prepare(folder.path()).unwrap_err();
+            let error = FolderMount::prepare(folder.path()).unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.message.contains("not empty"), "{error}");
         }

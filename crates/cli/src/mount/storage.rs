@@ -1,4 +1,8 @@
 //! Stores chunks in leased memory, or in unlinked files of a disk where memory cannot be leased.
+//!
+//! When a lease ends, the agent on this machine frees the memory, of which a mapping then reads as 0. The client learns of the end
+//! by a message, possibly later, as after it was stopped. So each chunk begins with a page that has a mark: the agent
+//! frees a chunk from its beginning on, and bytes that were read before an intact mark are those of the chunk.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -14,6 +19,11 @@ use sublet_runtime::{Invoker, Memory, MemoryPlan};
 
 use super::contents::Storage;
 use super::keeper::{Keeper, MountBill};
+
+/// Size of the page before the bytes of a chunk.
+const MARK_BYTES: u64 = 4096;
+/// First bytes of that page.
+const MARK: [u8; 8] = *b"sublet!\n";
 
 /// Storage by leases; see the [module](self).
 pub(crate) struct LeasedStorage {
@@ -30,8 +40,14 @@ pub(crate) struct LeasedStorage {
 }
 
 enum Chunk {
-    Leased(Arc<Memory>),
+    Leased(LeasedChunk),
     Disk(File),
+}
+
+struct LeasedChunk {
+    memory: Arc<Memory>,
+    /// Whether the memory is on this machine.
+    is_mapped: bool,
 }
 
 /// Final report of the storage.
@@ -51,11 +67,8 @@ impl LeasedStorage {
         fallback: Option<PathBuf>,
         keeper: Keeper,
     ) -> LeasedStorage {
-        let plan = plan
-            .initial_bytes(chunk_bytes)
-            .increment_bytes(chunk_bytes)
-            .limit_bytes(chunk_bytes)
-            .cache_bytes(0);
+        let leased = MARK_BYTES + chunk_bytes;
+        let plan = plan.initial_bytes(leased).increment_bytes(leased).limit_bytes(leased).cache_bytes(0);
         let chunks = HashMap::new();
         LeasedStorage { invoker, plan, chunk_bytes, fallback, chunks, keeper: Some(keeper), disk_chunks: 0 }
     }
@@ -64,20 +77,22 @@ impl LeasedStorage {
     pub(crate) fn end(&mut self) -> Result<StorageReport, Error> {
         let Some(keeper) = self.keeper.take() else { return Ok(StorageReport::default()) };
         for (_, chunk) in self.chunks.drain() {
-            if let Chunk::Leased(memory) = chunk {
-                keeper.give_back(memory);
+            if let Chunk::Leased(chunk) = chunk {
+                keeper.give_back(chunk.memory);
             }
         }
         Ok(StorageReport { bill: keeper.end()?, disk_chunks: self.disk_chunks })
     }
 
     /// Leases the memory of a chunk.
-    fn lease(&self) -> Result<Arc<Memory>, Error> {
+    fn lease(&self) -> Result<LeasedChunk, Error> {
         let memory = self.invoker.memory(self.plan.clone())?;
         // The last byte makes the component lease all of its memory.
-        memory.write(self.chunk_bytes - 1, &[0_u8])?;
-        debug_assert_eq!(memory.capacity_bytes(), self.chunk_bytes, "a chunk is one segment");
-        Ok(Arc::new(memory))
+        memory.write(MARK_BYTES + self.chunk_bytes - 1, &[0_u8])?;
+        memory.write(0, &MARK)?;
+        debug_assert_eq!(memory.capacity_bytes(), MARK_BYTES + self.chunk_bytes, "a chunk is one segment");
+        let is_mapped = memory.mapped(0, MARK_BYTES).is_ok();
+        Ok(LeasedChunk { memory: Arc::new(memory), is_mapped })
     }
 
     fn make(&self, keeper: &Keeper) -> Result<Chunk, Error> {
@@ -90,15 +105,33 @@ impl LeasedStorage {
             self.lease()
         });
         match (leased, &self.fallback) {
-            (Ok(memory), _) => {
-                keeper.watch(&memory);
-                Ok(Chunk::Leased(memory))
+            (Ok(chunk), _) => {
+                keeper.watch(&chunk.memory);
+                Ok(Chunk::Leased(chunk))
             }
             (Err(error), None) => Err(error),
             (Err(error), Some(folder)) => {
                 tracing::warn!(%error, folder = %folder.display(), "cannot lease memory: uses the disk instead");
                 make_file(folder, self.chunk_bytes).map(Chunk::Disk)
             }
+        }
+    }
+}
+
+impl LeasedChunk {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.memory.read(MARK_BYTES + offset, into)?;
+        if !self.is_mapped {
+            return Ok(());
+        }
+        // The mark is read after the bytes.
+        fence(Ordering::Acquire);
+        let mut mark = [0; MARK.len()];
+        self.memory.read(0, &mut mark)?;
+        if mark == MARK {
+            Ok(())
+        } else {
+            Err(Error::new(Code::LeaseEnded, "the agent has freed memory of the folder"))
         }
     }
 }
@@ -117,14 +150,14 @@ impl Storage for LeasedStorage {
     }
 
     fn remove(&mut self, chunk: u32) {
-        if let (Some(Chunk::Leased(memory)), Some(keeper)) = (self.chunks.remove(&chunk), &self.keeper) {
-            keeper.give_back(memory);
+        if let (Some(Chunk::Leased(chunk)), Some(keeper)) = (self.chunks.remove(&chunk), &self.keeper) {
+            keeper.give_back(chunk.memory);
         }
     }
 
     fn read(&self, chunk: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         match self.chunks.get(&chunk).ok_or(Errno::IO)? {
-            Chunk::Leased(memory) => memory.read(offset, into).map_err(lost),
+            Chunk::Leased(chunk) => chunk.read(offset, into).map_err(lost),
             Chunk::Disk(file) => file.read_exact_at(into, offset).map_err(|error| disk_failed(&error)),
         }
     }
@@ -132,7 +165,7 @@ impl Storage for LeasedStorage {
     fn write(&self, chunk: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
         match self.chunks.get(&chunk).ok_or(Errno::IO)? {
             // A write that does not arrive ends the component, and then every read of it fails.
-            Chunk::Leased(memory) => memory.write_async(offset, from).map_err(lost),
+            Chunk::Leased(chunk) => chunk.memory.write_async(MARK_BYTES + offset, from).map_err(lost),
             Chunk::Disk(file) => file.write_all_at(from, offset).map_err(|error| disk_failed(&error)),
         }
     }

@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use super::blocks::BLOCK_BYTES;
 use super::contents::{Contents, Storage};
 use super::extents::FileData;
-use super::files::{Attributes, Content, ROOT};
+use super::files::{NodeAttributes, NodeContent, ROOT};
 
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
-const OWN: Attributes =
-    Attributes { mode: 0o700, uid: 1, gid: 1, accessed: NOW, modified: NOW, changed: NOW };
+const OWN: NodeAttributes =
+    NodeAttributes { mode: 0o700, uid: 1, gid: 1, accessed: NOW, modified: NOW, changed: NOW };
 /// A chunk has two blocks, so that files span chunks.
 const CHUNK_BYTES: u64 = 2 * BLOCK_BYTES;
 const CHUNKS: u64 = 6;
@@ -87,7 +87,7 @@ fn contents() -> Contents<PlainStorage> {
 }
 
 fn create(contents: &mut Contents<PlainStorage>, name: &str) -> u64 {
-    contents.files.create(ROOT, OsStr::new(name), Content::File(FileData::default()), OWN).unwrap()
+    contents.files.create(ROOT, OsStr::new(name), NodeContent::File(FileData::default()), OWN).unwrap()
 }
 
 fn remove(contents: &mut Contents<PlainStorage>, name: &str, number: u64) {
@@ -125,7 +125,7 @@ fn operation(losses: bool) -> impl Strategy<Value = Operation> {
 }
 
 /// Files in chunks beside their models.
-struct Compared {
+struct ComparedFiles {
     contents: Contents<PlainStorage>,
     numbers: Vec<u64>,
     models: Vec<Vec<u8>>,
@@ -136,11 +136,11 @@ fn index(value: u64) -> usize {
     usize::try_from(value).unwrap()
 }
 
-impl Compared {
-    fn new() -> Compared {
+impl ComparedFiles {
+    fn new() -> ComparedFiles {
         let mut contents = contents();
         let numbers = (0..FILES).map(|file| create(&mut contents, &file.to_string())).collect();
-        Compared { contents, numbers, models: vec![Vec::new(); FILES], has_losses: false }
+        ComparedFiles { contents, numbers, models: vec![Vec::new(); FILES], has_losses: false }
     }
 
     /// Whether an operation failed as it may: there is too little memory, or bytes are lost.
@@ -225,7 +225,7 @@ proptest! {
     fn files_hold_what_was_written(
         steps in prop::collection::vec((0..FILES, operation(false)), 1..60),
     ) {
-        let mut compared = Compared::new();
+        let mut compared = ComparedFiles::new();
         for (file, operation) in &steps {
             compared.apply(*file, operation);
         }
@@ -236,7 +236,7 @@ proptest! {
     fn lost_bytes_are_errors_and_never_other_bytes(
         steps in prop::collection::vec((0..FILES, operation(true)), 1..60),
     ) {
-        let mut compared = Compared::new();
+        let mut compared = ComparedFiles::new();
         for (file, operation) in &steps {
             compared.apply(*file, operation);
         }
