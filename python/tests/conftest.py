@@ -26,6 +26,7 @@ _LACKS = [
     (r"no patch", lambda: shutil.which("patch") is None),
     (r"no C compiler", lambda: shutil.which("cc") is None),
     (r"no network namespaces", lambda: not _makes_network_namespaces()),
+    (r"(/dev/fuse)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"needs root", lambda: os.getuid() != 0),
     (r"it forks", lambda: sys.platform != "linux"),

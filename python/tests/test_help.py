@@ -17,7 +17,7 @@ import page  # noqa: E402: it is beside this file
 ORDER = [
     "completions", "manual", "fabrics", "doctor", "manager", "agent", "store", "up",
     "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "run", "logs", "bill", "package", "environment",
-    "secret", "tenant", "token", "gc", "lease", "sandbox", "image", "bench",
+    "secret", "tenant", "token", "gc", "lease", "memory", "memory mount", "sandbox", "image", "bench",
 ]  # fmt: skip
 # Reasons for which an example may be left out, each with what it means.
 REASONS = {
@@ -34,6 +34,8 @@ SERVING = [
     "sublet up", "sublet up --cores 2 --memory 4GiB",
     "sublet up --listen 0.0.0.0:7441", "sublet up --state /tmp/s",
     "sublet runner", "sublet runner --at-once 64",
+    "sublet memory mount /tmp/spill", "sublet memory mount /tmp/spill --limit 64GiB --near node7",
+    "sublet memory mount /tmp/spill --limit 64GiB", "sublet memory mount /tmp/spill --fallback /var/tmp",
 ]  # fmt: skip
 # Examples that are left out: by help text, and by how they begin.
 LEFT_OUT = {
@@ -48,7 +50,11 @@ LEFT_OUT = {
 # How many examples are left out, by reason. A number only falls.
 NOT_RUN = {"measures": 13, "needs a running run": 1, "needs three cores": 1, "shows all options": 2}
 # Examples that are run with another help text, which has the same one.
-REPEATED = {"": ["sublet up", "sublet manager", "sublet agent", "sublet runner"], "graph": ["sublet graph trigger app.json --files inbox"]}
+REPEATED = {
+    "": ["sublet up", "sublet manager", "sublet agent", "sublet runner", "sublet memory mount /tmp/spill"],
+    "graph": ["sublet graph trigger app.json --files inbox"],
+    "memory mount": ["sublet memory mount /tmp/spill"],
+}
 # Examples that are run after those of another help text, which makes what they assume.
 MOVED = {("", "sublet store check"): "store"}
 # Functions of `worlds/help.sh` that are called before an example, by how it begins.
@@ -58,6 +64,7 @@ RUNNERS = {
     "sublet graph trigger": "trigger",
     "tail ": "trigger",
     "sublet call libx/f --shared": "run_on_shared_core",
+    "sublet memory unmount": "run_on_mounted_folder",
     "sublet image pull debian:12": "run_with_registry",
     "sublet sandbox start": "run_with_sandboxes",
     "sublet sandbox kill": "run_with_sandboxes",
@@ -121,7 +128,7 @@ def script():
 
 def test_every_help_text_is_in_the_order():
     listed = re.findall(r"^  (\w+) ", help_of("").split("\nCommands:\n")[1].split("\nOptions:\n")[0], re.MULTILINE)
-    assert sorted(set(listed) - {"help"}) == sorted(set(ORDER) - {"", "graph trigger"})
+    assert sorted(set(listed) - {"help"}) == sorted(set(ORDER) - {"", "graph trigger", "memory mount"})
 
 
 def test_examples_that_are_not_run_have_a_reason_and_become_fewer():

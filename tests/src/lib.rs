@@ -30,6 +30,7 @@ pub mod functions;
 pub mod global;
 pub mod graph;
 pub mod hand;
+pub mod mounted;
 pub mod mutation;
 pub mod nats;
 pub mod network;

@@ -19,6 +19,7 @@ const MODULES: &[&str] = &[
     "pandas==2.3.3",
     "pillow==12.0.0",
     "pyarrow==26.0.1",
+    "duckdb==2.0.1",
     "onnx==1.23.2",
     "onnxruntime==1.32.0",
     "mpi4py==4.1.2",

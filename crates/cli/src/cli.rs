@@ -24,6 +24,7 @@ mod limits;
 mod logs;
 mod manager;
 mod manual;
+mod memory;
 mod output;
 mod package;
 pub(crate) mod parse;
@@ -66,6 +67,7 @@ Examples:
   sublet logs LEASE                              show the output of a lease's functions
   sublet bill                                    show usage and costs
   sublet secret set DB_KEY < file                store a value that functions get as an environment variable
+  sublet memory mount /tmp/spill                 mount a folder of leased memory, for programs that spill to files
   sublet graph show app.json                     draw an application of several components
   sublet fabrics                                 show the networks that can carry calls on this machine
   sublet doctor                                  show how well its sandboxes isolate
@@ -113,6 +115,7 @@ enum Command {
     Ps(ps::Arguments),
     Pus(pus::Arguments),
     Lease(lease::Arguments),
+    Memory(memory::Arguments),
     Secret(secret::Arguments),
     Logs(logs::Arguments),
     Bill(bill::Arguments),
@@ -194,6 +197,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Pus(arguments) => pus::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),
+        Command::Memory(arguments) => memory::run(arguments, output),
         Command::Secret(arguments) => secret::run(&arguments, output),
         Command::Logs(arguments) => logs::run(&arguments, output),
         Command::Bill(arguments) => bill::run(&arguments, output),

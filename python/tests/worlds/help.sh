@@ -75,6 +75,16 @@ run_on_shared_core() {
     unset SUBLET_STATE
 }
 
+# Runs an example that unmounts a folder of leased memory.
+run_on_mounted_folder() {
+    local process
+    sublet memory mount /tmp/spill >"$WORK/mounted.log" 2>&1 </dev/null &
+    process=$!
+    wait_for grep --quiet Ctrl-C "$WORK/mounted.log"
+    run "$1"
+    wait "$process"
+}
+
 # Runs an example that trusts the registry of this script.
 run_with_registry() {
     SSL_CERT_FILE=$WORK/authority.pem run "$1"
@@ -144,6 +154,10 @@ value_of_RUN() {
 
 value_of_ID() {
     sublet token list --json | jq --raw-output '.tokens[0].id'
+}
+
+before_memory() {
+    mkdir -p /tmp/spill
 }
 
 before_completions() {

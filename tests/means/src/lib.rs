@@ -32,6 +32,8 @@ pub enum Means {
     Namespaces,
     /// Page faults handled by a process: `/dev/userfaultfd`.
     Userfaultfd,
+    /// File systems that a process serves: `/dev/fuse`, and the right to mount or the program fusermount3.
+    Fuse,
     /// The library libfabric.
     Libfabric,
     /// The library libfaketime.
@@ -79,6 +81,10 @@ impl Means {
                 succeeds("unshare", &["--mount", "--net", "mount", "-t", "tmpfs", "none", "/mnt"])
             }
             Means::Userfaultfd => File::options().read(true).write(true).open("/dev/userfaultfd").is_ok(),
+            Means::Fuse => {
+                File::options().read(true).write(true).open("/dev/fuse").is_ok()
+                    && (is_root() || succeeds("fusermount3", &["--version"]))
+            }
             Means::Libfabric => has_library("libfabric.so.1"),
             Means::Faketime => has_library("faketime/libfaketime.so.1"),
             Means::Strace => succeeds("strace", &["-o", "/dev/null", "true"]),
