@@ -8,6 +8,7 @@ mod fabrics;
 mod kernels;
 mod libfabric;
 mod memory;
+mod memory_mount;
 mod pus;
 mod remote_calls;
 mod scribbling;
