@@ -52,6 +52,7 @@ pub use handle::{LogLine, RunHandle};
 pub use news::{News, Outcome, RunResult};
 pub use options::RunOptions;
 pub use runner::{Runner, RunnerNews, RunnerOptions};
+pub use sizes::{HISTORY_RUNS, Sizes, memory as memory_sizes};
 
 mod application;
 mod budget;

@@ -40,7 +40,7 @@ struct Table {
     row: fn(&Measurement) -> Option<Vec<String>>,
 }
 
-const TABLES: [Table; 10] = [
+const TABLES: [Table; 12] = [
     Table {
         title: "A call and the raw round trip:",
         heading: "| fabric | waits | function | payload | median | p99 | raw median | raw p99 | ratio |",
@@ -65,6 +65,16 @@ const TABLES: [Table; 10] = [
         title: "An array larger than its memory, and the same program with all of it here:",
         heading: "| pattern | work a page | array | local | a page | all local | ratio |",
         row: rows::swap_row,
+    },
+    Table {
+        title: "The size of a memory component, by earlier runs and without them:",
+        heading: "| application | size | used memory over leased | growths of a run |",
+        row: rows::sizes_row,
+    },
+    Table {
+        title: "Applications that share the balanced pool, in simulated time, with plans and without:",
+        heading: "| application | apart after | together again after | moved between nodes | most of the pool | without plans | above the watermark | a decision |",
+        row: rows::pools_row,
     },
     Table {
         title: "A warm call, with connections that are idle:",

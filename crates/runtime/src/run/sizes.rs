@@ -16,7 +16,7 @@ use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS,
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MEMORY_PER_CORE_BYTES, MIN_SEGMENT_BYTES};
 
 /// Number of earlier runs that are considered.
-pub(super) const HISTORY_RUNS: usize = 64;
+pub const HISTORY_RUNS: usize = 64;
 /// Cost of a growth, as a share of the used memory: that of leasing an eighth of it in vain.
 const STEP_COST: f64 = 0.125;
 /// Number of further runs after which the weight of a run halves.
@@ -30,14 +30,16 @@ const WORKER_RUNS: usize = 16;
 
 /// The sizes of a memory component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
-    pub(super) initial_bytes: u64,
-    pub(super) increment_bytes: u64,
+pub struct Sizes {
+    /// Size of the first segment, in bytes.
+    pub initial_bytes: u64,
+    /// Size of each further segment, in bytes; not 0.
+    pub increment_bytes: u64,
 }
 
 impl Sizes {
     /// The number of leased bytes when `used_bytes` bytes are used, and the number of growths to reach it.
-    fn reach(self, used_bytes: u64) -> (u64, u64) {
+    pub fn reach(self, used_bytes: u64) -> (u64, u64) {
         debug_assert!(self.increment_bytes > 0, "memory that grows by nothing: {self:?}");
         let steps = used_bytes.saturating_sub(self.initial_bytes).div_ceil(self.increment_bytes);
         (self.initial_bytes.saturating_add(steps.saturating_mul(self.increment_bytes)), steps)
@@ -53,7 +55,7 @@ impl Sizes {
 
 /// Chooses the sizes of a memory component from its usage in earlier runs, in bytes, the latest first. Sizes in the
 /// graph take precedence.
-pub(super) fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
+pub fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
     let initial_bytes = graph.initial_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES.min(graph.limit_bytes));
     let increment_bytes = graph.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
     let said = Sizes { initial_bytes, increment_bytes };
