@@ -203,6 +203,18 @@ fn all_functions_that_allocate_know_of_both_kinds_of_memory() {
     }
 }
 
+/// As allocators that bypass `malloc` do.
+#[test]
+fn memory_that_a_function_maps_is_swapped() {
+    let Some(platform) = platform() else { return };
+    let mapped = application(&platform, &component("mapped", 1, &swapping()));
+    let outcome = mapped.run(&LARGE_MIB.to_le_bytes()).unwrap();
+    assert_eq!(outputs(&outcome)[0][0], 1);
+    let swap = outcome.components.iter().find(|of| of.component == "large/swap").unwrap();
+    assert!(swap.used_bytes >= LARGE_MIB / 2 * MIB, "{swap:?}");
+    assert_idle(&platform);
+}
+
 /// Only who swaps has what it needs to see to its page faults, and not the device that makes more.
 #[test]
 fn who_does_not_swap_sees_to_no_page_faults() {
