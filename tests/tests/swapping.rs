@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::functions::{library, module};
 use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
@@ -148,6 +148,39 @@ fn graph_lets_a_component_without_sizes_outgrow_its_lease() {
     let failed = letting_swap(&platform, &unsized_component, false).run(&input(LARGE_MIB, 1, 0));
     assert_fails(failed, Code::FunctionFailed, &["no memory"]);
     assert_idle(&platform);
+}
+
+#[test]
+fn tenant_lets_components_of_its_graphs_outgrow_their_lease() {
+    if !may_see_to_faults() {
+        return;
+    }
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(1), &["--memory", "1GiB"]);
+    cluster.publish(library("swapping.c"));
+    cluster.json(&["tenant", "set", "somebody", "--swap", "true"]);
+    let user = cluster.user("somebody");
+    let silent = document(&component("large", 1, &json!({})));
+    let client = connect(&user);
+    let is_known = || client.manager().deploy_graph(silent.clone()).unwrap().swaps;
+    wait_until("the manager knows the quota", is_known);
+    let run = |document: &[u8]| {
+        let large = Application::deploy(user.clone(), document, RunOptions::default()).unwrap();
+        large.run(&input(LARGE_MIB, 1, 0))
+    };
+    let outcome = run(&silent).unwrap();
+    assert_right(&outcome, 1);
+    assert!(outcome.components.iter().any(|of| of.component == "large/swap" && of.used_bytes > 0));
+    // A graph may say otherwise.
+    let mut refusing: Value = serde_json::from_slice(&silent).unwrap();
+    refusing["name"] = json!("swaps-not");
+    refusing["limits"] = json!({ "swap": false });
+    assert_fails(run(refusing.to_string().as_bytes()), Code::FunctionFailed, &["no memory"]);
+    let tenants = cluster.json(&["tenant", "list"])["tenants"].take();
+    let swaps = |name: &str| {
+        tenants.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap()["swaps"] == true
+    };
+    assert!(swaps("somebody"));
 }
 
 #[test]
