@@ -183,6 +183,35 @@ fn tenant_lets_components_of_its_graphs_outgrow_their_lease() {
     assert!(swaps("somebody"));
 }
 
+/// Its own memory follows from what it swapped, and its pool from its own memory.
+#[test]
+fn component_that_swaps_often_moves_to_the_balanced_pool() {
+    if !may_see_to_faults() {
+        return;
+    }
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    for pool in ["compute", "memory", "balanced"] {
+        cluster.add_agent_with(LentCores::cores(1), &["--memory", "1GiB", "--pool", pool]);
+    }
+    cluster.publish(library("swapping.c"));
+    let mib = 320;
+    let own_memory_unsaid = json!({ "swap_bytes": 400 * MIB });
+    let graph = document(&component("large", 1, &own_memory_unsaid));
+    let large = Application::deploy(cluster.user("somebody"), &graph, RunOptions::default()).unwrap();
+    let run = || {
+        let outcome = large.run(&input(mib, 1, 0)).unwrap();
+        assert_right(&outcome, 1);
+        let own = outcome.components.iter().find(|of| of.component == "large").unwrap();
+        (own.nodes.clone(), own.allocated_bytes)
+    };
+    let (nodes, bytes) = run();
+    assert_eq!(nodes, ["node-0"], "a component without earlier runs is one of cores");
+    assert!(bytes < mib * MIB, "{bytes}");
+    let (nodes, bytes) = run();
+    assert_eq!(nodes, ["node-2"]);
+    assert!(bytes >= mib * MIB, "{bytes}");
+}
+
 #[test]
 fn components_that_cannot_swap_run_without_swapping() {
     let Some(platform) = platform() else { return };

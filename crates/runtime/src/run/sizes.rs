@@ -141,14 +141,20 @@ impl EarlierUsage {
         self.used_bytes >= self.allocated_bytes / 4 * 3
     }
 
-    /// The number of bytes that an instance needed.
-    fn needed(self) -> u64 {
+    /// Whether the instances swapped, and whether that was often.
+    fn swapping(self) -> (bool, bool) {
+        let SwapUsage { swapped_bytes, returned_bytes } = self.swap.unwrap_or_default();
+        (swapped_bytes > 0, swapped_bytes > 0 && returned_bytes >= swapped_bytes / 2)
+    }
+
+    /// The number of bytes that an instance needed. `swaps_often` tells whether the component does so in most runs.
+    fn needed(self, swaps_often: bool) -> u64 {
         let instances = u64::from(self.instances.max(1));
         let EarlierUsage { allocated_bytes, used_bytes, swap, .. } = self;
         let needed = match swap {
-            Some(SwapUsage { swapped_bytes, returned_bytes }) => {
+            Some(SwapUsage { swapped_bytes, .. }) => {
                 let peak = used_bytes.saturating_add(swapped_bytes);
-                let is_often = swapped_bytes > 0 && returned_bytes >= swapped_bytes / 2;
+                let is_often = swaps_often && self.swapping().1;
                 match is_often && peak.div_ceil(instances) > SMALL_BYTES {
                     // With the quarter more that a worker gets, three quarters of its memory hold all data.
                     true => peak.saturating_add(peak.div_ceil(15)),
@@ -167,7 +173,11 @@ impl EarlierUsage {
 /// reduced, since a program may reserve memory that it does not use. `attempt` counts the component's beginnings, from
 /// 1.
 pub(super) fn worker(runs: &[EarlierUsage], attempt: u32) -> Option<u64> {
-    let mut needed: Vec<u64> = runs.iter().take(WORKER_RUNS).map(|run| run.needed()).collect();
+    let runs = &runs[..runs.len().min(WORKER_RUNS)];
+    let swapping: Vec<bool> =
+        runs.iter().map(|run| run.swapping()).filter(|of| of.0).map(|of| of.1).collect();
+    let swaps_often = swapping.iter().filter(|is_often| **is_often).count() * 2 >= swapping.len();
+    let mut needed: Vec<u64> = runs.iter().map(|run| run.needed(swaps_often)).collect();
     needed.sort_unstable();
     let largest = needed.last().copied()?;
     let usual = match needed.len() {
@@ -207,6 +217,14 @@ mod tests {
         assert_eq!(worker(&[swapped(100, 2000, full)], 1), Some(192 * MIB), "the component is small");
         let four = EarlierUsage { instances: 4, ..swapped(900, 2000, full) };
         assert_eq!(worker(&[four], 1), None, "each instance is small");
+        // Most of the runs that swapped did so often, or it is an exception.
+        let (often, rarely) = (swapped(900, 2000, full), swapped(900, 100, full));
+        assert_eq!(worker(&[often, rarely], 1), Some(1536 * MIB));
+        assert_eq!(worker(&[rarely, often, rarely], 1), Some(192 * MIB));
+        // When it uses little in all runs that count, it has little again.
+        let mut shrunk = vec![swapped(0, 0, worked(50 * MIB, 1536 * MIB)); WORKER_RUNS];
+        shrunk.push(often);
+        assert_eq!(worker(&shrunk, 1), None);
         // With more memory it does not swap, and its size stays.
         let fits = swapped(0, 0, worked(1100 * MIB, 1536 * MIB));
         assert_eq!(worker(&[fits, swapped(900, 2000, full)], 1), Some(1536 * MIB));
