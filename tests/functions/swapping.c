@@ -238,16 +238,16 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         SHOULD(is_all(other, 0, 3 * MIB) && is_all(other + 3 * MIB, 6, 2 * MIB));
         free(other);
         /* What a child process unmaps stays in this one. */
-        SHOULD((other = mmap(NULL, 2 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
-        memset(other, 7, 2 * MIB);
+        SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        memset(other, 7, 4 * MIB);
         pid_t child = fork();
-        if (child == 0) _exit(munmap(other, 2 * MIB));
+        if (child == 0) _exit(munmap(other, 4 * MIB));
         int status = -1;
         SHOULD(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-        SHOULD(is_all(other, 7, 2 * MIB) && !munmap(other, 2 * MIB));
-        /* Small mappings, and those of files, are the kernel's. */
-        SHOULD((other = mmap(NULL, PAGE, BOTH, OWN, -1, 0)) != MAP_FAILED);
-        SHOULD(!mprotect(other, PAGE, PROT_READ) && !munmap(other, PAGE));
+        SHOULD(is_all(other, 7, 4 * MIB) && !munmap(other, 4 * MIB));
+        /* Small mappings are the kernel's. */
+        SHOULD((other = mmap(NULL, 2 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        SHOULD(!mprotect(other, PAGE, PROT_READ) && !munmap(other, 2 * MIB));
     }
     return answer(out, 1);
 }

@@ -96,10 +96,7 @@ fn between(least: f64, most: f64, share: f64) -> f64 {
 
 /// MiB in bytes, within the limit of the component.
 fn bytes(mib: f64) -> u64 {
-    let bytes = (mib * MIB as f64).clamp(1.0, LIMIT_BYTES as f64);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 1 to the limit")]
-    let bytes = bytes as u64;
-    bytes
+    (mib * MIB as f64).clamp(1.0, LIMIT_BYTES as f64) as u64
 }
 
 impl Policy {

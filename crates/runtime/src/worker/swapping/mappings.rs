@@ -14,8 +14,9 @@ use super::heap::{HEAP, errno, set_errno};
 use super::mapped::PAGE_BYTES;
 use crate::swap::{REGION_BYTES, is_paging};
 
-/// Size of the smallest mapping that is swapped: a region. Smaller ones are those of the interpreter of Python.
-const MIN_MAPPED_BYTES: u64 = REGION_BYTES;
+/// Size of the smallest mapping that is swapped. Smaller ones are those of the interpreter of Python, and those in which
+/// allocators keep their own state: child processes need them too.
+const MIN_MAPPED_BYTES: u64 = 2 * REGION_BYTES;
 /// Flags of mappings that may be swapped.
 const SWAPPED_FLAGS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -140,7 +141,7 @@ pub unsafe fn mremap(
 ) -> *mut c_void {
     let there = inside(at, size.max(1));
     let is_fixed = flags & libc::MREMAP_FIXED != 0;
-    if there.is_empty() && !(is_fixed && !inside(new_at, new_size).is_empty()) {
+    if there.is_empty() && (!is_fixed || inside(new_at, new_size).is_empty()) {
         // SAFETY: as the caller vouches; nothing of the heap is there.
         return unsafe { system::mremap(at, size, new_size, flags, new_at) };
     }
