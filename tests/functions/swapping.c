@@ -237,7 +237,7 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         SHOULD(!madvise(other, 3 * MIB, MADV_DONTNEED));
         SHOULD(is_all(other, 0, 3 * MIB) && is_all(other + 3 * MIB, 6, 2 * MIB));
         free(other);
-        /* What a child process unmaps stays in this one. */
+        /* Memory that a child process unmaps stays in this one. */
         SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
         memset(other, 7, 4 * MIB);
         pid_t child = fork();

@@ -183,7 +183,7 @@ fn tenant_lets_components_of_its_graphs_outgrow_their_lease() {
     assert!(swaps("somebody"));
 }
 
-/// Its own memory follows from what it swapped, and its pool from its own memory.
+/// A component's own memory follows from what it swapped, and its pool from its own memory.
 #[test]
 fn component_that_swaps_often_moves_to_the_balanced_pool() {
     if !may_see_to_faults() {
@@ -265,7 +265,7 @@ fn all_functions_that_allocate_know_of_both_kinds_of_memory() {
     }
 }
 
-/// As allocators that bypass `malloc` do.
+/// Allocators that bypass `malloc` map memory in this way.
 #[test]
 fn memory_that_a_function_maps_is_swapped() {
     let Some(platform) = platform() else { return };

@@ -34,15 +34,15 @@ enum Application {
 /// How sizes are chosen.
 #[derive(Clone, Copy)]
 enum Policy {
-    /// The same in each run.
+    /// Sizes that are the same in each run.
     Fixed,
     /// The highest use of all runs, also of those to come.
     Peak,
-    /// By earlier runs, as Sublet does.
+    /// Sizes by earlier runs, as Sublet chooses them.
     History,
 }
 
-/// What the runs of an application cost.
+/// Costs of the runs of an application.
 struct Costs {
     used_bytes: f64,
     leased_bytes: f64,

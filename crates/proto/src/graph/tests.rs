@@ -56,7 +56,7 @@ fn edge(r#type: &str, from: &str, to: &str) -> Value {
 }
 
 #[test]
-fn component_that_swaps_may_leave_its_own_memory_to_earlier_runs() {
+fn component_that_swaps_may_leave_out_its_memory() {
     let graph = parse(&changed("/components/1/resources/memory_bytes", Value::Null)).unwrap();
     let resources = &graph.components[1].compute().unwrap().resources;
     assert_eq!((resources.memory_bytes, resources.swap_bytes), (None, Some(1 << 30)));

@@ -150,7 +150,7 @@ impl Heap {
     /// set to zero if `must_be_zero`.
     ///
     /// # Safety
-    /// Nobody uses the content of these bytes any more.
+    /// The content of these bytes is of no further use.
     #[cold]
     pub(super) unsafe fn discard(&self, bytes: &Range<u64>, must_be_zero: bool) {
         let Some(array) = self.array() else { return };

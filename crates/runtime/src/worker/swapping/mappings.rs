@@ -160,7 +160,7 @@ pub unsafe fn mremap(
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return refused(libc::ENOMEM);
     }
-    // SAFETY: new memory is mapped, which nobody knows.
+    // SAFETY: the kernel or the heap chooses the place of new memory, and replaces none.
     let moved = unsafe { mmap(std::ptr::null_mut(), new_size, READ_WRITE, ANONYMOUS, -1, 0) };
     if moved != libc::MAP_FAILED {
         // SAFETY: both have the copied number of bytes, and are two mappings.
