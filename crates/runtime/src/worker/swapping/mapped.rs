@@ -12,8 +12,10 @@ use crate::swap::REGION_BYTES;
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Pages of a region.
 pub(super) const REGION_PAGES: u64 = REGION_BYTES / PAGE_BYTES;
+/// Bits of a word.
+const WORD_BITS: u64 = 64;
 /// Words of a bit for each page of a region.
-const WORDS: usize = REGION_PAGES.div_ceil(u64::BITS as u64) as usize;
+const WORDS: usize = (REGION_PAGES / WORD_BITS) as usize;
 
 /// See the [module](self). Regions of which no page is mapped are not in it.
 #[derive(Debug, Default)]
@@ -83,11 +85,10 @@ fn by_region(pages: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
 
 /// The words that have the bits of these pages, each with those bits.
 fn bits_of(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
-    let bits_each = u64::from(u64::BITS);
     (0..WORDS).filter_map(move |word| {
-        let first = word as u64 * bits_each;
-        let part = pages.start.max(first)..pages.end.min(first + bits_each);
-        let below = |end: u64| u64::MAX.checked_shr(u32::try_from(bits_each - end).unwrap_or(0)).unwrap_or(0);
+        let first = word as u64 * WORD_BITS;
+        let part = pages.start.max(first)..pages.end.min(first + WORD_BITS);
+        let below = |end: u64| u64::MAX.checked_shr(u32::try_from(WORD_BITS - end).unwrap_or(0)).unwrap_or(0);
         (!part.is_empty()).then(|| (word, below(part.end - first) & !below(part.start - first)))
     })
 }
