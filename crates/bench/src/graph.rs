@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sublet_fabric::clock::monotonic_ns;
-use sublet_proto::{Code, Error};
+use sublet_proto::Error;
 use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
-use sublet_runtime::run::{Application, Outcome, RunOptions};
+use sublet_runtime::run::{Application, RunOptions};
 
 use super::cold_result::{NS_PER_US, micros};
 use super::{PACKAGE, Samples, deploy, human_ns};
+use numbers::{median, number_of};
 use parts::PartsResult;
 
+mod numbers;
 mod parts;
 
 /// Components of the graph that is started warm.
@@ -170,16 +172,4 @@ fn open(
     let edges: Vec<Value> = (0..count - 1).map(edge).collect();
     let document = json!({ "version": 1, "name": name, "components": components, "edges": edges });
     Application::deploy(access.clone(), document.to_string().as_bytes(), options)
-}
-
-/// The number that the last component returned.
-fn number_of(outcome: &Outcome) -> Result<u64, Error> {
-    let said = outcome.outputs.first().and_then(|(_, outputs)| outputs.first());
-    let number = said.and_then(|said| <[u8; 8]>::try_from(said.as_slice()).ok()).map(u64::from_le_bytes);
-    number.ok_or_else(|| Error::new(Code::Internal, "the last component returned no number"))
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

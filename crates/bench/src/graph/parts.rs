@@ -16,7 +16,7 @@ use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::run::{Application, RunOptions};
 
-use super::{median, number_of};
+use super::numbers::{median, number_of};
 
 /// Package of the program.
 const PACKAGE: &str = "sublet-bench-parts";
