@@ -3,7 +3,7 @@
 //! The first part is the start of the last of three warm components. The second part is the remaining cost of cold
 //! starts in a chain whose next environments are prepared ahead; there no component can use the workers of the previous
 //! one. A third chain, whose components all use the same workers, shows the cost of a
-//! transition without a cold start. The last part is a program as components and as a whole ([`parts`]).
+//! transition without a cold start. The last part is a program as components and as a whole (`parts.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Implements `mmap` and related functions, for a program that swaps, in place of the C library's: allocators such as
 //! jemalloc and mimalloc get their memory from them, and not from `malloc`.
 //!
-//! Anonymous private memory of [`MIN_MAPPED_BYTES`] or more, to be read and written, comes from the heap, and there is no
+//! Anonymous private memory of `MIN_MAPPED_BYTES` or more, to be read and written, comes from the heap, and there is no
 //! other if the heap is full. All else is the kernel's. In the heap pages are unmapped, discarded and moved as in the kernel's memory. They
 //! cannot get other rights than reading and writing: that is refused. The C library's own calls, such as those for the stacks
 //! of threads, and system calls without the C library do not come here.
