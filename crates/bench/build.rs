@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use cc::Tool;
 
 /// Shared objects of functions, and the program of a server.
-const LIBRARIES: [&str; 3] = ["bench", "chain", "neighbours"];
+const LIBRARIES: [&str; 4] = ["bench", "chain", "neighbours", "parts"];
 const PROGRAM: &str = "http_chain";
 
 fn main() {

@@ -651,6 +651,52 @@ def test_arrays_larger_than_the_memory_of_their_component_are_swapped(platform, 
     assert 64 * MIB < used["large/swap"]["used_bytes"] <= 512 * MIB
 
 
+def swap_arrow(data):
+    import pyarrow
+
+    pool = getattr(pyarrow, bytes(data).decode() + "_memory_pool")()
+    count = 48 * MIB
+    numbers = numpy.frombuffer(pyarrow.allocate_buffer(8 * count, memory_pool=pool), dtype=numpy.uint64)
+    firsts = range(0, count, MIB)
+    for first in firsts:
+        numbers[first : first + MIB] = numpy.arange(first, first + MIB, dtype=numpy.uint64)
+    return b"%d" % sum(int(numbers[first : first + MIB].sum()) for first in firsts)
+
+
+def swap_polars(data):
+    import polars
+
+    series = polars.Series("a", [1.0]).extend_constant(2.0, 48 * MIB - 1)
+    return b"%d" % (series * 2).sum()
+
+
+# An arena of mimalloc has 1 GiB.
+MAPS = {"memory_bytes": 256 * MIB, "swap_bytes": 2048 * MIB}
+
+
+def swapped(platform, function, data):
+    """Output of a function that maps 384 MiB or more, of which its own memory holds less than a half."""
+    application = platform.deploy(graph(compute("large", function, entry=True, resources=MAPS), name="maps"), patience=60)
+    outcome = application.run(data)
+    used = {of["component"]: of for of in outcome.components}
+    assert used["large/swap"]["used_bytes"] > 128 * MIB
+    return outcome.output
+
+
+@pytest.mark.parametrize("allocator", ["jemalloc", "mimalloc"])
+def test_memory_of_allocators_of_their_own_is_swapped(platform, swaps, allocator):
+    arrow = pytest.importorskip("pyarrow")
+    if allocator not in arrow.supported_memory_backends():
+        pytest.skip(f"this pyarrow is built without {allocator}")
+    count = 48 * MIB
+    assert swapped(platform, swap_arrow, allocator.encode()) == b"%d" % (count * (count - 1) // 2)
+
+
+def test_columns_of_polars_are_swapped(platform, swaps):
+    pytest.importorskip("polars")
+    assert swapped(platform, swap_polars, b"") == b"%d" % (2 + 4 * (48 * MIB - 1))
+
+
 def test_without_swap_space_they_are_a_memory_error(platform):
     application = platform.deploy(graph(compute("large", swap_large, entry=True, resources={"memory_bytes": 32 * MIB}), name="fails"), patience=60)
     with pytest.raises(MemoryError, match="allocate") as failed:

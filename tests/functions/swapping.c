@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -182,6 +183,72 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     free(copy), free(text), free(NULL);
     SHOULD(bytes = realloc(NULL, 3 * MIB));
     SHOULD(!realloc(bytes, 0));
+    return answer(out, 1);
+}
+
+/* Whether the words from one byte to another are those that `mapped` wrote. */
+static int are_words(const unsigned char *at, size_t from, size_t to) {
+    const uint64_t *words = (const uint64_t *)at;
+    for (size_t i = from / 8; i < to / 8; i++)
+        if (words[i] != mixed(i)) return 0;
+    return 1;
+}
+
+/* Maps as many MiB as allocators do that bypass malloc, and unmaps, discards and moves parts of them. Does so twice: memory that
+ * is not returned is missing then. */
+SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_context *context) {
+    enum { PAGE = 4096, BOTH = PROT_READ | PROT_WRITE, OWN = MAP_PRIVATE | MAP_ANONYMOUS };
+    uint64_t mib;
+    if (size != sizeof mib) return sublet_fail(context, "how much?");
+    memcpy(&mib, in, sizeof mib);
+    size_t bytes = mib * MIB, head = 16 * PAGE, tail = 3 * MIB + PAGE, from = 5 * MIB + PAGE, some = 7 * MIB + 2 * PAGE;
+    for (int round = 0; round < 2; round++) {
+        unsigned char *at = mmap(NULL, bytes, BOTH, OWN | MAP_NORESERVE, -1, 0), *other, *moved;
+        SHOULD(at != MAP_FAILED && is_all(at, 0, MIB) && is_all(at + bytes - MIB, 0, MIB));
+        for (size_t i = 0; i < bytes / 8; i++) ((uint64_t *)at)[i] = mixed(i);
+        SHOULD(are_words(at, 0, bytes));
+        /* As if for an alignment. */
+        SHOULD(!munmap(at, head) && !munmap(at + bytes - tail, tail));
+        SHOULD(are_words(at, head, bytes - tail));
+        /* Pages of several regions, some of them whole. */
+        SHOULD(!madvise(at + from, some, MADV_DONTNEED));
+        SHOULD(is_all(at + from, 0, some) && are_words(at, head, from) && are_words(at, from + some, bytes - tail));
+        SHOULD(!madvise(at + from, some, MADV_HUGEPAGE) && !madvise(at + from, PAGE, MADV_FREE));
+        SHOULD(madvise(at + from + 1, PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+        SHOULD(!mprotect(at + from, some, BOTH));
+        SHOULD(mprotect(at + from, PAGE, PROT_NONE) == -1 && errno == EACCES);
+        SHOULD(mmap(NULL, bytes, BOTH, OWN, -1, 0) == MAP_FAILED && errno == ENOMEM);
+        /* Other pages in their place. */
+        unsigned char *there = at + from + some;
+        SHOULD(mmap(there, 4 * PAGE, BOTH, OWN | MAP_FIXED, -1, 0) == there && is_all(there, 0, 4 * PAGE));
+        SHOULD(mmap(there, PAGE, PROT_READ, OWN | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EINVAL);
+        SHOULD(mmap(at, PAGE, BOTH, OWN | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EINVAL);
+        SHOULD(are_words(at, from + some + 4 * PAGE, bytes - tail));
+        SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        memset(other, 5, 4 * MIB);
+        SHOULD(mremap(other, 4 * MIB, 20 * MIB, 0) == MAP_FAILED && errno == ENOMEM);
+        SHOULD((moved = mremap(other, 4 * MIB, 20 * MIB, MREMAP_MAYMOVE)) != MAP_FAILED);
+        SHOULD(is_all(moved, 5, 4 * MIB) && is_all(moved + 4 * MIB, 0, 16 * MIB));
+        SHOULD(mremap(moved, 20 * MIB, 2 * MIB + PAGE, 0) == moved && is_all(moved, 5, 2 * MIB + PAGE));
+        SHOULD(!munmap(moved, 2 * MIB + PAGE) && !munmap(at, bytes));
+        /* Discarded memory of malloc is zero, too. */
+        SHOULD(!posix_memalign((void **)&other, PAGE, 5 * MIB));
+        memset(other, 6, 5 * MIB);
+        SHOULD(!madvise(other, 3 * MIB, MADV_DONTNEED));
+        SHOULD(is_all(other, 0, 3 * MIB) && is_all(other + 3 * MIB, 6, 2 * MIB));
+        free(other);
+        /* Memory that a child process unmaps stays in this one. */
+        SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        memset(other, 7, 4 * MIB);
+        pid_t child = fork();
+        if (child == 0) _exit(munmap(other, 4 * MIB));
+        int status = -1;
+        SHOULD(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+        SHOULD(is_all(other, 7, 4 * MIB) && !munmap(other, 4 * MIB));
+        /* Small mappings are the kernel's. */
+        SHOULD((other = mmap(NULL, 2 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        SHOULD(!mprotect(other, PAGE, PROT_READ) && !munmap(other, 2 * MIB));
+    }
     return answer(out, 1);
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::functions::{library, module};
 use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
@@ -151,6 +151,68 @@ fn graph_lets_a_component_without_sizes_outgrow_its_lease() {
 }
 
 #[test]
+fn tenant_lets_components_of_its_graphs_outgrow_their_lease() {
+    if !may_see_to_faults() {
+        return;
+    }
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(1), &["--memory", "1GiB"]);
+    cluster.publish(library("swapping.c"));
+    cluster.json(&["tenant", "set", "somebody", "--swap", "true"]);
+    let user = cluster.user("somebody");
+    let silent = document(&component("large", 1, &json!({})));
+    let client = connect(&user);
+    let is_known = || client.manager().deploy_graph(silent.clone()).unwrap().swaps;
+    wait_until("the manager knows the quota", is_known);
+    let run = |document: &[u8]| {
+        let large = Application::deploy(user.clone(), document, RunOptions::default()).unwrap();
+        large.run(&input(LARGE_MIB, 1, 0))
+    };
+    let outcome = run(&silent).unwrap();
+    assert_right(&outcome, 1);
+    assert!(outcome.components.iter().any(|of| of.component == "large/swap" && of.used_bytes > 0));
+    // A graph may say otherwise.
+    let mut refusing: Value = serde_json::from_slice(&silent).unwrap();
+    refusing["name"] = json!("swaps-not");
+    refusing["limits"] = json!({ "swap": false });
+    assert_fails(run(refusing.to_string().as_bytes()), Code::FunctionFailed, &["no memory"]);
+    let tenants = cluster.json(&["tenant", "list"])["tenants"].take();
+    let swaps = |name: &str| {
+        tenants.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap()["swaps"] == true
+    };
+    assert!(swaps("somebody"));
+}
+
+/// A component's own memory follows from what it swapped, and its pool from its own memory.
+#[test]
+fn component_that_swaps_often_moves_to_the_balanced_pool() {
+    if !may_see_to_faults() {
+        return;
+    }
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    for pool in ["compute", "memory", "balanced"] {
+        cluster.add_agent_with(LentCores::cores(1), &["--memory", "1GiB", "--pool", pool]);
+    }
+    cluster.publish(library("swapping.c"));
+    let mib = 320;
+    let own_memory_unsaid = json!({ "swap_bytes": 400 * MIB });
+    let graph = document(&component("large", 1, &own_memory_unsaid));
+    let large = Application::deploy(cluster.user("somebody"), &graph, RunOptions::default()).unwrap();
+    let run = || {
+        let outcome = large.run(&input(mib, 1, 0)).unwrap();
+        assert_right(&outcome, 1);
+        let own = outcome.components.iter().find(|of| of.component == "large").unwrap();
+        (own.nodes.clone(), own.allocated_bytes)
+    };
+    let (nodes, bytes) = run();
+    assert_eq!(nodes, ["node-0"], "a component without earlier runs is one of cores");
+    assert!(bytes < mib * MIB, "{bytes}");
+    let (nodes, bytes) = run();
+    assert_eq!(nodes, ["node-2"]);
+    assert!(bytes >= mib * MIB, "{bytes}");
+}
+
+#[test]
 fn components_that_cannot_swap_run_without_swapping() {
     let Some(platform) = platform() else { return };
     // Too little memory of its own: nothing sees to its page faults.
@@ -201,6 +263,18 @@ fn all_functions_that_allocate_know_of_both_kinds_of_memory() {
         let family = application(&platform, &component("family", 1, &resources));
         assert_eq!(answer(family.run(b"")), 1, "{resources}");
     }
+}
+
+/// Allocators that bypass `malloc` map memory in this way.
+#[test]
+fn memory_that_a_function_maps_is_swapped() {
+    let Some(platform) = platform() else { return };
+    let mapped = application(&platform, &component("mapped", 1, &swapping()));
+    let outcome = mapped.run(&LARGE_MIB.to_le_bytes()).unwrap();
+    assert_eq!(outputs(&outcome)[0][0], 1);
+    let swap = outcome.components.iter().find(|of| of.component == "large/swap").unwrap();
+    assert!(swap.used_bytes >= LARGE_MIB / 2 * MIB, "{swap:?}");
+    assert_idle(&platform);
 }
 
 /// Only who swaps has what it needs to see to its page faults, and not the device that makes more.

@@ -3,20 +3,25 @@
 //! The first part is the start of the last of three warm components. The second part is the remaining cost of cold
 //! starts in a chain whose next environments are prepared ahead; there no component can use the workers of the previous
 //! one. A third chain, whose components all use the same workers, shows the cost of a
-//! transition without a cold start.
+//! transition without a cold start. The last part is a program as components and as a whole (`parts.rs`).
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use sublet_fabric::clock::monotonic_ns;
-use sublet_proto::{Code, Error};
+use sublet_proto::Error;
 use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
-use sublet_runtime::run::{Application, Outcome, RunOptions};
+use sublet_runtime::run::{Application, RunOptions};
 
 use super::cold_result::{NS_PER_US, micros};
 use super::{PACKAGE, Samples, deploy, human_ns};
+use numbers::{median, number_of};
+use parts::PartsResult;
+
+mod numbers;
+mod parts;
 
 /// Components of the graph that is started warm.
 const WARM_COMPONENTS: usize = 3;
@@ -45,6 +50,8 @@ pub struct GraphResult {
     /// Share of the cold starts that is hidden, from 0 to 1, for all but the first component. The cold starts are the
     /// additional time of cold components over components that use the previous one's workers.
     hidden: f64,
+    /// A program as components on one node.
+    parts: PartsResult,
 }
 
 /// The headings of [`GraphResult::rows`].
@@ -54,6 +61,7 @@ impl GraphResult {
     /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let us = |us: f64| human_ns(us * NS_PER_US);
+        let share = |ratio: f64| format!("{ratio:.3}");
         let row = |what: &str, median: String, p99: String| [what.to_owned(), median, p99];
         vec![
             row("request to the last of 3 warm components", us(self.start_us), us(self.start_p99_us)),
@@ -61,6 +69,8 @@ impl GraphResult {
             row("each of 10 steps in a chain, cold", us(self.cold_us), String::new()),
             row("each of 10 steps in a chain, with the workers before", us(self.kept_us), String::new()),
             row("hidden", format!("{:.0}%", self.hidden * 100.0), String::new()),
+            row("a program as one component, over none", share(self.parts.merged_ratio), String::new()),
+            row("a program as three components, over none", share(self.parts.split_ratio), String::new()),
         ]
     }
 }
@@ -88,12 +98,13 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<GraphR
     // The first step is cold in all of them.
     let rest = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
     let hidden = 1.0 - (rest(left_us) - rest(kept_us)) / (rest(cold_us) - rest(kept_us));
-    Ok(GraphResult { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
+    let parts = parts::run(access, n.div_ceil(10), &mut progress)?;
+    Ok(GraphResult { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden, parts })
 }
 
 /// Number of progress steps for `n` runs.
 pub fn steps(n: u32) -> u64 {
-    u64::from(n) + u64::from(n.div_ceil(10))
+    u64::from(n) + 2 * u64::from(n.div_ceil(10))
 }
 
 fn start(
@@ -161,16 +172,4 @@ fn open(
     let edges: Vec<Value> = (0..count - 1).map(edge).collect();
     let document = json!({ "version": 1, "name": name, "components": components, "edges": edges });
     Application::deploy(access.clone(), document.to_string().as_bytes(), options)
-}
-
-/// The number that the last component returned.
-fn number_of(outcome: &Outcome) -> Result<u64, Error> {
-    let said = outcome.outputs.first().and_then(|(_, outputs)| outputs.first());
-    let number = said.and_then(|said| <[u8; 8]>::try_from(said.as_slice()).ok()).map(u64::from_le_bytes);
-    number.ok_or_else(|| Error::new(Code::Internal, "the last component said no time"))
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

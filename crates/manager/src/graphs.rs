@@ -45,6 +45,7 @@ impl CheckedGraph {
             deployed_unix_ms: 0,
             components: u32::try_from(graph.components.len()).unwrap_or(u32::MAX),
             name: graph.name,
+            swaps: false,
         };
         Ok(CheckedGraph { info, document: Arc::new(document) })
     }

@@ -118,6 +118,11 @@ impl Quotas {
         self.known().quotas = quotas;
     }
 
+    /// Whether components of a tenant's graphs swap, unless a document says otherwise.
+    pub(crate) fn lets_swap(&self, tenant: &str) -> bool {
+        self.known().quotas.get(tenant).is_some_and(|quota| quota.swap == Some(true))
+    }
+
     /// Counts what a caller is about to store.
     ///
     /// # Errors

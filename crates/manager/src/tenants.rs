@@ -35,6 +35,7 @@ const NO_QUOTA: Quota = Quota {
     compute_pool_bytes: None,
     memory_pool_bytes: None,
     balanced_pool_bytes: None,
+    swap: None,
 };
 
 /// The tenants of a store.

@@ -52,6 +52,7 @@ pub use handle::{LogLine, RunHandle};
 pub use news::{News, Outcome, RunResult};
 pub use options::RunOptions;
 pub use runner::{Runner, RunnerNews, RunnerOptions};
+pub use sizes::{HISTORY_RUNS, Sizes, memory as memory_sizes};
 
 mod application;
 mod budget;
@@ -118,8 +119,8 @@ impl Application {
         options: RunOptions,
     ) -> Result<Application, Error> {
         let graph = Graph::parse(document).map_err(|problems| graph::error("the document", &problems))?;
-        let digest = manager.deploy_graph(document.to_vec())?.digest;
-        Ok(Application::new(manager, graph, digest, options))
+        let info = manager.deploy_graph(document.to_vec())?;
+        Ok(Application::new(manager, graph, info, options))
     }
 
     /// Opens a deployed graph by its name or digest.
@@ -137,8 +138,7 @@ impl Application {
     ) -> Result<Application, Error> {
         let found = manager.find_graph(name)?;
         let graph = Graph::parse(&found.document).map_err(|problems| graph::error(name, &problems))?;
-        let digest = found.info.map(|info| info.digest).unwrap_or_default();
-        Ok(Application::new(manager, graph, digest, options))
+        Ok(Application::new(manager, graph, found.info.unwrap_or_default(), options))
     }
 
     /// The digest of its document, by which it can be opened.

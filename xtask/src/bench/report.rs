@@ -40,7 +40,7 @@ struct Table {
     row: fn(&Measurement) -> Option<Vec<String>>,
 }
 
-const TABLES: [Table; 10] = [
+const TABLES: [Table; 12] = [
     Table {
         title: "A call and the raw round trip:",
         heading: "| fabric | waits | function | payload | median | p99 | raw median | raw p99 | ratio |",
@@ -65,6 +65,16 @@ const TABLES: [Table; 10] = [
         title: "An array larger than its memory, and the same program with all of it here:",
         heading: "| pattern | work a page | array | local | a page | all local | ratio |",
         row: rows::swap_row,
+    },
+    Table {
+        title: "The size of a memory component, by earlier runs and without them:",
+        heading: "| application | size | used memory over leased | growths of a run |",
+        row: rows::sizes_row,
+    },
+    Table {
+        title: "Applications that share the balanced pool, in simulated time, with plans and without:",
+        heading: "| application | apart after | together again after | moved between nodes | most of the pool | without plans | above the watermark | a decision |",
+        row: rows::pools_row,
     },
     Table {
         title: "A warm call, with connections that are idle:",
@@ -191,6 +201,8 @@ mod tests {
 {"bench":"cold","sandbox":"process","median_us":4600,"p99_us":9000,"floor_us":2300,"n":12,"steps":[{"step":"sandbox","median_us":40}]},
 {"bench":"sandbox start","sandbox":"runc","median_us":90000},
 {"bench":"standby start","sandbox":"standby","median_us":900,"floor_us":1800},
+{"bench":"sizes","application":"small","policy":"history","n":500,"utilisation":0.8494,"growths_per_run":3.05},
+{"bench":"pools","application":"much","n":300,"apart_after_s":125,"together_after_s":null,"moved_between_nodes_bytes":1000000,"most_used":0.9,"most_used_without":1.1,"above_watermark_s":1,"decision_ns":2500},
 {"bench":"reject","fabric":"shm","rejected":{"median_ns":4600},"n":12}]"#,
         ).into_iter().map(|measurement| measurement.by("sublet bench some --json")));
         let text = tables(&all, &[]);
@@ -212,6 +224,8 @@ mod tests {
         assert!(text.contains("| 260 ns | 300 ns | 140 ns | 1.86 |"), "{text}");
         assert!(text.contains("| 5 | python | 900 ns | 90 us | 360 us | 4.0 |"), "{text}");
         for row in [
+            "| small | history | 0.85 | 3.05 |",
+            "| much | 125 s | - | 1 MB | 0.90 | 1.10 | 1 s | 2.5 us |",
             "| process | the first result | 4.6 ms | 9 ms | 2.3 ms | 2.00 | `sublet bench some --json` |",
             "| runc | the first instruction | 90 ms | - | - | - | `sublet bench some --json` |",
             "| standby | standby start | 900 us | - | 1.8 ms | 0.50 | `sublet bench some --json` |",

@@ -16,6 +16,7 @@ Examples:
   sublet tenant set alice --spend 250.00       total spending, in units of the currency
   sublet tenant set alice --spend none         no limit
   sublet tenant set alice --store 64GiB --runs default
+  sublet tenant set alice --swap true          components of its graphs may outgrow their memory
   sublet tenant list
 
 Limits that are not named stay as they are. Limits that were never set do not apply, except those on the store and the
@@ -86,6 +87,10 @@ struct Set {
     #[arg(long, value_name = "N", value_parser = count)]
     runs: Option<LimitWithDefault<u32>>,
 
+    /// Whether components of its graphs swap memory, unless a graph says otherwise
+    #[arg(long, value_name = "true|false")]
+    swap: Option<bool>,
+
     /// Maximum number of leases granted in a day, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
     leases_per_day: Option<LimitWithDefault<u32>>,
@@ -130,6 +135,8 @@ struct TenantView {
     graphs_limit: Option<u32>,
     runs_limit: Option<u32>,
     leases_per_day_limit: Option<u32>,
+    /// Whether components of its graphs swap, unless a graph says otherwise.
+    swaps: bool,
 }
 
 /// Memory of a tenant's leases in a pool.
@@ -176,6 +183,7 @@ impl From<Tenant> for TenantView {
             graphs_limit: quota.graphs,
             runs_limit: quota.runs,
             leases_per_day_limit: quota.leases_per_day,
+            swaps: quota.swap.unwrap_or_default(),
         }
     }
 }
@@ -271,6 +279,7 @@ fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
         graphs: LimitWithDefault::over(set.graphs, held.graphs),
         runs: LimitWithDefault::over(set.runs, held.runs),
         leases_per_day: LimitWithDefault::over(set.leases_per_day, held.leases_per_day),
+        swap: set.swap.or(held.swap),
         ..held
     };
     for &(pool, limit) in &set.pool_memory {

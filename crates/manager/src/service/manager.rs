@@ -241,7 +241,11 @@ impl Manager for Service {
         request: Request<FindGraphRequest>,
     ) -> Result<Response<GraphDocument>, Status> {
         let tenant = caller(&request)?.tenant;
-        answer(self.0.graphs.find(&tenant, &request.into_inner().name).await)
+        let mut found = self.0.graphs.find(&tenant, &request.into_inner().name).await;
+        if let Some(info) = found.as_mut().ok().and_then(|found| found.info.as_mut()) {
+            info.swaps = self.0.quotas.lets_swap(&tenant);
+        }
+        answer(found)
     }
 
     async fn list_graphs(&self, request: Request<ListGraphsRequest>) -> Result<Response<GraphList>, Status> {
@@ -373,7 +377,8 @@ impl ServiceParts {
         let graph = graphs::CheckedGraph::of(document)?;
         let more = self.graphs.more(&caller.tenant, &graph).await?;
         self.quotas.admit(Asker::of(caller), more).await?;
-        self.graphs.deploy(&caller.tenant, graph).await
+        let info = self.graphs.deploy(&caller.tenant, graph).await?;
+        Ok(GraphInfo { swaps: self.quotas.lets_swap(&caller.tenant), ..info })
     }
 
     /// Admits a run to those of its tenant. The oldest ended runs are removed to make space.

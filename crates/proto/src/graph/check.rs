@@ -190,14 +190,9 @@ fn check_swap(bytes: u64, of: (u32, &Resources), at: String, problems: &mut Prob
         );
         problems.add(at.clone(), message);
     }
-    match resources.memory_bytes {
-        None => problems.add(at, "memory_bytes must be set, too: memory beyond it is swapped"),
-        Some(own) if own < MIN_SWAPPING_BYTES => {
-            let message =
-                format!("with {own} memory_bytes nothing is swapped: it takes {MIN_SWAPPING_BYTES}");
-            problems.add(at, message);
-        }
-        Some(_) => {}
+    if let Some(own) = resources.memory_bytes.filter(|own| *own < MIN_SWAPPING_BYTES) {
+        let message = format!("with {own} memory_bytes nothing is swapped: it takes {MIN_SWAPPING_BYTES}");
+        problems.add(at, message);
     }
 }
 

@@ -56,6 +56,13 @@ fn edge(r#type: &str, from: &str, to: &str) -> Value {
 }
 
 #[test]
+fn component_that_swaps_may_leave_out_its_memory() {
+    let graph = parse(&changed("/components/1/resources/memory_bytes", Value::Null)).unwrap();
+    let resources = &graph.components[1].compute().unwrap().resources;
+    assert_eq!((resources.memory_bytes, resources.swap_bytes), (None, Some(1 << 30)));
+}
+
+#[test]
 fn parses_a_document_with_defaults_for_missing_fields() {
     let graph = parse(&document()).unwrap();
     assert_eq!((graph.name.as_str(), graph.entry()), ("regression", 0));
@@ -346,12 +353,6 @@ fn reports_each_problem_of_resources_and_limits_with_its_position() {
             json!("1"),
             "components[1].resources.swap_bytes",
             "invalid type",
-        ),
-        (
-            "/components/1/resources/memory_bytes",
-            Value::Null,
-            "components[1].resources.swap_bytes",
-            "must be set, too",
         ),
         (
             "/components/1/resources/memory_bytes",

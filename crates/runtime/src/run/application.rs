@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sublet_proto::graph::Graph;
+use sublet_proto::v1::GraphInfo;
 
 use super::execute::Environment;
 use super::history::RunHistory;
@@ -34,11 +35,11 @@ impl Application {
     pub(super) fn new(
         manager: Arc<ManagerClient>,
         graph: Graph,
-        digest: String,
+        GraphInfo { digest, swaps, .. }: GraphInfo,
         options: RunOptions,
     ) -> Application {
         let (kept, history) = (Mutex::default(), OnceLock::new());
-        let driven = Arc::new(swapping::with_swap_space(&mailboxes::with_mailboxes(&graph)));
+        let driven = Arc::new(swapping::with_swap_space(&mailboxes::with_mailboxes(&graph), swaps));
         Application { manager, described: graph, graph: driven, digest, options, kept, history }
     }
 

@@ -16,7 +16,7 @@ use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS,
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MEMORY_PER_CORE_BYTES, MIN_SEGMENT_BYTES};
 
 /// Number of earlier runs that are considered.
-pub(super) const HISTORY_RUNS: usize = 64;
+pub const HISTORY_RUNS: usize = 64;
 /// Cost of a growth, as a share of the used memory: that of leasing an eighth of it in vain.
 const STEP_COST: f64 = 0.125;
 /// Number of further runs after which the weight of a run halves.
@@ -30,14 +30,16 @@ const WORKER_RUNS: usize = 16;
 
 /// The sizes of a memory component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
-    pub(super) initial_bytes: u64,
-    pub(super) increment_bytes: u64,
+pub struct Sizes {
+    /// Size of the first segment, in bytes.
+    pub initial_bytes: u64,
+    /// Size of each further segment, in bytes; not 0.
+    pub increment_bytes: u64,
 }
 
 impl Sizes {
     /// The number of leased bytes when `used_bytes` bytes are used, and the number of growths to reach it.
-    fn reach(self, used_bytes: u64) -> (u64, u64) {
+    pub fn reach(self, used_bytes: u64) -> (u64, u64) {
         debug_assert!(self.increment_bytes > 0, "memory that grows by nothing: {self:?}");
         let steps = used_bytes.saturating_sub(self.initial_bytes).div_ceil(self.increment_bytes);
         (self.initial_bytes.saturating_add(steps.saturating_mul(self.increment_bytes)), steps)
@@ -53,7 +55,7 @@ impl Sizes {
 
 /// Chooses the sizes of a memory component from its usage in earlier runs, in bytes, the latest first. Sizes in the
 /// graph take precedence.
-pub(super) fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
+pub fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
     let initial_bytes = graph.initial_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES.min(graph.limit_bytes));
     let increment_bytes = graph.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
     let said = Sizes { initial_bytes, increment_bytes };
@@ -139,14 +141,20 @@ impl EarlierUsage {
         self.used_bytes >= self.allocated_bytes / 4 * 3
     }
 
-    /// The number of bytes that an instance needed.
-    fn needed(self) -> u64 {
+    /// Whether the instances swapped, and whether that was often.
+    fn swapping(self) -> (bool, bool) {
+        let SwapUsage { swapped_bytes, returned_bytes } = self.swap.unwrap_or_default();
+        (swapped_bytes > 0, swapped_bytes > 0 && returned_bytes >= swapped_bytes / 2)
+    }
+
+    /// The number of bytes that an instance needed. `swaps_often` tells whether the component does so in most runs.
+    fn needed(self, swaps_often: bool) -> u64 {
         let instances = u64::from(self.instances.max(1));
         let EarlierUsage { allocated_bytes, used_bytes, swap, .. } = self;
         let needed = match swap {
-            Some(SwapUsage { swapped_bytes, returned_bytes }) => {
+            Some(SwapUsage { swapped_bytes, .. }) => {
                 let peak = used_bytes.saturating_add(swapped_bytes);
-                let is_often = swapped_bytes > 0 && returned_bytes >= swapped_bytes / 2;
+                let is_often = swaps_often && self.swapping().1;
                 match is_often && peak.div_ceil(instances) > SMALL_BYTES {
                     // With the quarter more that a worker gets, three quarters of its memory hold all data.
                     true => peak.saturating_add(peak.div_ceil(15)),
@@ -165,7 +173,11 @@ impl EarlierUsage {
 /// reduced, since a program may reserve memory that it does not use. `attempt` counts the component's beginnings, from
 /// 1.
 pub(super) fn worker(runs: &[EarlierUsage], attempt: u32) -> Option<u64> {
-    let mut needed: Vec<u64> = runs.iter().take(WORKER_RUNS).map(|run| run.needed()).collect();
+    let runs = &runs[..runs.len().min(WORKER_RUNS)];
+    let swapping: Vec<bool> =
+        runs.iter().map(|run| run.swapping()).filter(|of| of.0).map(|of| of.1).collect();
+    let swaps_often = swapping.iter().filter(|is_often| **is_often).count() * 2 >= swapping.len();
+    let mut needed: Vec<u64> = runs.iter().map(|run| run.needed(swaps_often)).collect();
     needed.sort_unstable();
     let largest = needed.last().copied()?;
     let usual = match needed.len() {
@@ -205,6 +217,14 @@ mod tests {
         assert_eq!(worker(&[swapped(100, 2000, full)], 1), Some(192 * MIB), "the component is small");
         let four = EarlierUsage { instances: 4, ..swapped(900, 2000, full) };
         assert_eq!(worker(&[four], 1), None, "each instance is small");
+        // Most of the runs that swapped did so often, or it is an exception.
+        let (often, rarely) = (swapped(900, 2000, full), swapped(900, 100, full));
+        assert_eq!(worker(&[often, rarely], 1), Some(1536 * MIB));
+        assert_eq!(worker(&[rarely, often, rarely], 1), Some(192 * MIB));
+        // When it uses little in all runs that count, it has little again.
+        let mut shrunk = vec![swapped(0, 0, worked(50 * MIB, 1536 * MIB)); WORKER_RUNS];
+        shrunk.push(often);
+        assert_eq!(worker(&shrunk, 1), None);
         // With more memory it does not swap, and its size stays.
         let fits = swapped(0, 0, worked(1100 * MIB, 1536 * MIB));
         assert_eq!(worker(&[fits, swapped(900, 2000, full)], 1), Some(1536 * MIB));

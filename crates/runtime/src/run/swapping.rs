@@ -17,10 +17,11 @@ const STEPS: u64 = 64;
 /// Memory that an instance may swap if the graph lets all components swap, in bytes.
 const CHOSEN_BYTES: u64 = 4 << 30;
 
-/// The graph as it is executed: with a further memory component for each instance that swaps.
-pub(super) fn with_swap_space(graph: &Graph) -> Graph {
+/// The graph as it is executed: with a further memory component for each instance that swaps. `tenant_swaps` holds where
+/// the document does not say whether components swap.
+pub(super) fn with_swap_space(graph: &Graph, tenant_swaps: bool) -> Graph {
     let mut driven = graph.clone();
-    if graph.limits.swap == Some(true) {
+    if graph.limits.swap.unwrap_or(tenant_swaps) {
         let_all_swap(&mut driven);
     }
     for (from, component) in driven.components.clone().iter().enumerate() {
@@ -99,7 +100,7 @@ mod tests {
                 { "type": "trigger", "from": "entry", "to": "large" },
                 { "type": "access", "from": "large", "to": "table", "rights": "read" } ] }"#;
         let graph = Graph::parse(document.as_bytes()).unwrap();
-        let driven = with_swap_space(&graph);
+        let driven = with_swap_space(&graph, false);
         let names: Vec<&str> = driven.components[3..].iter().map(|of| of.name.as_str()).collect();
         assert_eq!(names, ["large/swap", "large/swap/1", "large/swap/2"]);
         assert!(names.iter().all(|name| is_swap_space(name, "large") && !is_swap_space(name, "larg")));
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!(limits, [3 << 28, 2 << 28, 1 << 28]);
         let steps = |swap_bytes: u64| {
             let document = document.replace("268435456", &swap_bytes.to_string());
-            let driven = with_swap_space(&Graph::parse(document.as_bytes()).unwrap());
+            let driven = with_swap_space(&Graph::parse(document.as_bytes()).unwrap(), false);
             driven.components[3].memory().unwrap().increment_bytes.unwrap()
         };
         assert_eq!([16 << 20, 1 << 30, 10 << 30].map(steps), [16 << 20, 16 << 20, 160 << 20]);
@@ -118,7 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn graph_lets_components_swap_that_name_no_size() {
+    fn graph_or_tenant_lets_components_swap_that_name_no_size() {
+        const SWAP: &str = "\"swap\": true";
         let document = r#"{ "version": 1, "name": "swaps", "limits": { "swap": true },
             "components": [
                 { "name": "entry", "type": "compute", "package": "p", "function": "f", "entry": true },
@@ -144,9 +146,22 @@ mod tests {
         let (chosen, own) = (Some(CHOSEN_BYTES), Some(268_435_456));
         // A graph has at most 256 instances that swap.
         let expected = [chosen, own, None, None, chosen, None];
-        assert_eq!(swap_bytes(&with_swap_space(&graph)), expected);
-        let without = document.replace("\"swap\": true", "\"swap\": false");
-        let without = with_swap_space(&Graph::parse(without.as_bytes()).unwrap());
-        assert_eq!(swap_bytes(&without), [None, own, None, None, None, None]);
+        assert_eq!(swap_bytes(&with_swap_space(&graph, false)), expected);
+        let (refuses, is_silent) = (document.replace(SWAP, "\"swap\": false"), document.replace(SWAP, ""));
+        let parsed = |document: &str| Graph::parse(document.as_bytes()).unwrap();
+        let without = [None, own, None, None, None, None];
+        // The document is asked before the tenant.
+        for (document, tenant_swaps, expected) in [
+            (&refuses, false, without),
+            (&refuses, true, without),
+            (&is_silent, false, without),
+            (&is_silent, true, expected),
+        ] {
+            assert_eq!(
+                swap_bytes(&with_swap_space(&parsed(document), tenant_swaps)),
+                expected,
+                "{tenant_swaps}: {document}"
+            );
+        }
     }
 }

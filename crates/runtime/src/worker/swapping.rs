@@ -3,7 +3,8 @@
 //! run, which the client leases as it is needed.
 //!
 //! A program that swaps replaces the C library's `malloc` and related functions by those of
-//! [`interpose_malloc`](crate::interpose_malloc), so that functions, the interpreter and its modules all use them.
+//! [`interpose_malloc`](crate::interpose_malloc), so that functions, the interpreter and its modules all use them; and those
+//! of `mmap`, from which allocators of libraries get their memory ([`mappings`]).
 //! Small allocations, and all allocations while nothing is swapped, still go to the C library's, at the cost of a
 //! branch.
 //!
@@ -26,6 +27,8 @@ use space::RunsSpace;
 mod extents;
 pub mod functions;
 mod heap;
+mod mapped;
+pub mod mappings;
 mod next;
 mod space;
 

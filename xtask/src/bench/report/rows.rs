@@ -63,6 +63,33 @@ pub fn swap_row(measurement: &Measurement) -> Option<Vec<String>> {
     ])
 }
 
+pub fn sizes_row(measurement: &Measurement) -> Option<Vec<String>> {
+    of_bench(measurement, "sizes")?;
+    Some(vec![
+        measurement.text("application")?.to_owned(),
+        measurement.text("policy")?.to_owned(),
+        format!("{:.2}", measurement.number("utilisation")?),
+        format!("{:.2}", measurement.number("growths_per_run")?),
+    ])
+}
+
+pub fn pools_row(measurement: &Measurement) -> Option<Vec<String>> {
+    of_bench(measurement, "pools")?;
+    let seconds =
+        |field: &str| measurement.number(field).map_or_else(|| "-".to_owned(), |s| format!("{s} s"));
+    let share = |field: &str| measurement.number(field).map(|share| format!("{share:.2}"));
+    Some(vec![
+        measurement.text("application")?.to_owned(),
+        seconds("apart_after_s"),
+        seconds("together_after_s"),
+        human_bytes(measurement.number("moved_between_nodes_bytes")?),
+        share("most_used")?,
+        share("most_used_without")?,
+        seconds("above_watermark_s"),
+        measurement.number("decision_ns").map(human_ns)?,
+    ])
+}
+
 pub fn connections_row(measurement: &Measurement) -> Option<Vec<String>> {
     of_bench(measurement, "connections")?;
     Some(vec![

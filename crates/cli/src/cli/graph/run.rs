@@ -228,7 +228,7 @@ struct DeployedGraph {
 
 impl From<GraphInfo> for DeployedGraph {
     fn from(info: GraphInfo) -> DeployedGraph {
-        let GraphInfo { name, digest, size_bytes, deployed_unix_ms, components } = info;
+        let GraphInfo { name, digest, size_bytes, deployed_unix_ms, components, swaps: _ } = info;
         DeployedGraph { name, digest, components, size_bytes, deployed_unix_ms }
     }
 }

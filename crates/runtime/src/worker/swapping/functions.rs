@@ -13,7 +13,7 @@ use super::heap::{HEAP, MIN_PIECE_BYTES, errno, no_memory, set_errno};
 use super::next;
 use crate::swap::is_paging;
 
-/// Makes the program, or the library that is loaded before all others, allocate large pieces from swapped memory while
+/// Makes the program, or the library that is loaded before all others, allocate and map large pieces of swapped memory while
 /// a component executes that swaps: see [`worker::swapping`](crate::worker::swapping). With musl it does nothing: the
 /// functions that it replaces could not be reached any more.
 #[macro_export]
@@ -24,7 +24,7 @@ macro_rules! interpose_malloc {
         mod interposed {
             use std::ffi::{c_int, c_void};
 
-            use $crate::worker::swapping::functions;
+            use $crate::worker::swapping::{functions, mappings};
 
             #[unsafe(no_mangle)]
             unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
@@ -78,6 +78,63 @@ macro_rules! interpose_malloc {
             unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
                 // SAFETY: as above.
                 unsafe { functions::malloc_usable_size(at) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn mmap(
+                at: *mut c_void,
+                size: usize,
+                protection: c_int,
+                flags: c_int,
+                file: c_int,
+                offset: i64,
+            ) -> *mut c_void {
+                // SAFETY: as above.
+                unsafe { mappings::mmap(at, size, protection, flags, file, offset) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn mmap64(
+                at: *mut c_void,
+                size: usize,
+                protection: c_int,
+                flags: c_int,
+                file: c_int,
+                offset: i64,
+            ) -> *mut c_void {
+                // SAFETY: as above.
+                unsafe { mappings::mmap(at, size, protection, flags, file, offset) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn munmap(at: *mut c_void, size: usize) -> c_int {
+                // SAFETY: as above.
+                unsafe { mappings::munmap(at, size) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn madvise(at: *mut c_void, size: usize, advice: c_int) -> c_int {
+                // SAFETY: as above.
+                unsafe { mappings::madvise(at, size, advice) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn mprotect(at: *mut c_void, size: usize, protection: c_int) -> c_int {
+                // SAFETY: as above.
+                unsafe { mappings::mprotect(at, size, protection) }
+            }
+
+            /// The last parameter is variable in C, and passed in the same way.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn mremap(
+                at: *mut c_void,
+                size: usize,
+                new_size: usize,
+                flags: c_int,
+                new_at: *mut c_void,
+            ) -> *mut c_void {
+                // SAFETY: as above.
+                unsafe { mappings::mremap(at, size, new_size, flags, new_at) }
             }
         }
     };

@@ -1,4 +1,5 @@
-//! The heap of a process that swaps: pieces of one swapped array, of which the large allocations are made.
+//! The heap of a process that swaps: pieces of one swapped array, of which the large allocations are made, and mapped pages
+//! in it, as allocators of their own map them.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -9,6 +10,7 @@ use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::{Code, Error, to_usize};
 
 use super::extents::Extents;
+use super::mapped::{MappedRegions, PAGE_BYTES, REGION_PAGES};
 use crate::lease::link::lock;
 use crate::swap::{REGION_BYTES, SwappedMemory, as_paging};
 
@@ -39,7 +41,9 @@ pub(super) struct Heap {
 
 struct Array {
     swapped: SwappedMemory,
+    /// Regions with mapped pages are neither free here nor in a piece.
     extents: Mutex<Extents>,
+    mapped: Mutex<MappedRegions>,
 }
 
 impl Heap {
@@ -51,7 +55,7 @@ impl Heap {
         let (base, len_bytes) = (swapped.as_ptr().as_ptr() as u64, swapped.len_bytes());
         debug_assert!(base.is_multiple_of(REGION_BYTES), "the array at {base:#x} begins within a region");
         let extents = Mutex::new(Extents::new(base / REGION_BYTES, len_bytes / REGION_BYTES));
-        if self.array.set(Array { swapped, extents }).is_err() {
+        if self.array.set(Array { swapped, extents, mapped: Mutex::default() }).is_err() {
             return Err(Error::new(Code::Internal, "a process swaps twice"));
         }
         self.base.store(base, Ordering::Relaxed);
@@ -106,13 +110,77 @@ impl Heap {
     pub(super) fn take(&self, size: usize, align: usize) -> Option<NonNull<c_void>> {
         let (array, regions) = (self.array()?, regions_of(size)?);
         let first = as_paging(|| lock(&array.extents).take(regions, align as u64))?;
-        debug_assert!(
-            (first + regions) * REGION_BYTES <= array.swapped.len_bytes(),
-            "{regions} regions from {first} on are beyond {} bytes",
-            array.swapped.len_bytes()
-        );
-        // SAFETY: the extents are of the array's regions.
-        Some(unsafe { array.swapped.as_ptr().add(to_usize(first * REGION_BYTES)) }.cast())
+        Some(array.at(first, regions))
+    }
+
+    /// Maps pages, all zero, from the beginning of a region on. `None` if no free range is large enough.
+    #[cold]
+    pub(super) fn map(&self, size: usize) -> Option<NonNull<c_void>> {
+        let (array, regions) = (self.array()?, regions_of(size)?);
+        let pages = (size as u64).div_ceil(PAGE_BYTES);
+        let first = as_paging(|| {
+            let mut extents = lock(&array.extents);
+            let first = extents.take(regions, 1)?;
+            // No piece begins there: its pages are unmapped one by one.
+            extents.detach(first, 0);
+            drop(extents);
+            lock(&array.mapped).add(first * REGION_PAGES..first * REGION_PAGES + pages);
+            Some(first)
+        })?;
+        Some(array.at(first, regions))
+    }
+
+    /// Unmaps the mapped pages among these bytes, from a page to a page. Pieces stay.
+    #[cold]
+    pub(super) fn unmap(&self, bytes: &Range<u64>) {
+        let Some(array) = self.array() else { return };
+        as_paging(|| {
+            let free = lock(&array.mapped).remove(pages_of(bytes));
+            free.into_iter().for_each(|regions| array.forget(regions));
+        });
+    }
+
+    /// Whether all of these bytes, from a page to a page, are mapped.
+    #[cold]
+    pub(super) fn is_mapped(&self, bytes: &Range<u64>) -> bool {
+        self.array().is_some_and(|array| as_paging(|| lock(&array.mapped).has(pages_of(bytes))))
+    }
+
+    /// Discards the content of these bytes. Whole regions take no memory afterwards, and are zero. The other bytes are
+    /// set to zero if `must_be_zero`.
+    ///
+    /// # Safety
+    /// The content of these bytes is of no further use.
+    #[cold]
+    pub(super) unsafe fn discard(&self, bytes: &Range<u64>, must_be_zero: bool) {
+        let Some(array) = self.array() else { return };
+        let (first, end) = (bytes.start.div_ceil(REGION_BYTES), bytes.end / REGION_BYTES);
+        let zero = |from: u64, to: u64| {
+            if must_be_zero && from < to {
+                debug_assert!(to <= array.swapped.len_bytes(), "{from} to {to} is beyond the array");
+                // SAFETY: the bytes are the array's, and the caller vouches for their content.
+                unsafe { array.swapped.as_ptr().add(to_usize(from)).write_bytes(0, to_usize(to - from)) };
+            }
+        };
+        if first >= end {
+            return zero(bytes.start, bytes.end);
+        }
+        as_paging(|| array.swapped.forget(to_usize(first)..to_usize(end)));
+        zero(bytes.start, first * REGION_BYTES);
+        zero(end * REGION_BYTES, bytes.end);
+    }
+
+    /// Address of a byte of the array.
+    pub(super) fn address_of(&self, offset: u64) -> u64 {
+        self.base.load(Ordering::Relaxed).saturating_add(offset)
+    }
+
+    /// The bytes of the array within a range of addresses, counted from its first byte.
+    pub(super) fn bytes_within(&self, at: *const c_void, size: usize) -> Range<u64> {
+        let base = self.base.load(Ordering::Relaxed);
+        let begin = (at as u64).max(base);
+        let end = (at as u64).saturating_add(size as u64).min(base + self.len_bytes.load(Ordering::Relaxed));
+        if begin < end { begin - base..end - base } else { 0..0 }
     }
 
     /// Number of usable bytes of a piece; 0 in a child process.
@@ -163,6 +231,17 @@ impl Heap {
 }
 
 impl Array {
+    /// Address of regions.
+    fn at(&self, first: u64, regions: u64) -> NonNull<c_void> {
+        debug_assert!(
+            (first + regions) * REGION_BYTES <= self.swapped.len_bytes(),
+            "{regions} regions from {first} on are beyond {} bytes",
+            self.swapped.len_bytes()
+        );
+        // SAFETY: the extents are of the array's regions.
+        unsafe { self.swapped.as_ptr().add(to_usize(first * REGION_BYTES)) }.cast()
+    }
+
     /// Forgets regions that were detached, and makes them free.
     fn forget(&self, regions: Range<u64>) {
         self.swapped.forget(to_usize(regions.start)..to_usize(regions.end));
@@ -173,6 +252,10 @@ impl Array {
 fn regions_of(size: usize) -> Option<u64> {
     let bytes = (size as u64).checked_next_multiple_of(REGION_BYTES)?;
     Some((bytes / REGION_BYTES).max(1))
+}
+
+fn pages_of(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES)
 }
 
 /// Switches swapping off in a child process, which has no pager.
