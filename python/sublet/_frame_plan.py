@@ -64,11 +64,24 @@ class Extent(NamedTuple):
     groups: tuple = ()
 
 
-def leaves(node):
-    """The nodes without inputs below a node."""
-    if not node.inputs:
-        return [node]
-    return [leaf for below in node.inputs for leaf in leaves(below)]
+def leaves(tree):
+    """The nodes without inputs below a node, each once."""
+    return [node for node in nodes(tree) if not node.inputs]
+
+
+def nodes(tree):
+    """The nodes of a tree, each once although it may have several parents, and behind its inputs."""
+    seen, found = set(), []
+
+    def visit(node):
+        if id(node) not in seen:
+            seen.add(id(node))
+            for below in node.inputs:
+                visit(below)
+            found.append(node)
+
+    visit(tree)
+    return found
 
 
 def divide(tree, extents, partitions):
@@ -82,7 +95,7 @@ def divide(tree, extents, partitions):
     Returns the stages, each behind those it reads.
     """
     planner = _Planner(tree, extents, max(1, min(partitions, MOST_PARTS)))
-    last = planner.whole(tree)
+    last = planner.whole(tree) if planner.has_parts(tree) else tree
     return [*planner.stages, Stage("result", [last], None, planner.nbytes(tree))]
 
 
@@ -110,6 +123,10 @@ class _Planner:
             self._nbytes[id(node)] = sum(self._extents[number].nbytes for number in sources)
         return self._nbytes[id(node)]
 
+    def has_parts(self, tree):
+        """Whether any source is read in parts; otherwise all is one component."""
+        return any(len(self._scan(leaf)) > 1 for leaf in leaves(tree))
+
     def parts(self, node):
         """Returns a query's parts."""
         if self._parents[id(node)] == 1 or self._is_repeatable(node):
@@ -125,6 +142,13 @@ class _Planner:
         """Returns a query as one tree."""
         found = self.parts(node)
         return found[0] if len(found) == 1 else self._gathered(found, node)
+
+    def _for_each(self, node, count):
+        """Returns a query as one tree for each of `count` parts."""
+        found = self.parts(node)
+        if len(found) == 1 and (count == 1 or self._is_repeatable(node) or found[0].kind == "exchange"):
+            return found[0]
+        return self._gathered(found, node)
 
     def _gathered(self, parts, node):
         name = self._exchange(parts, None, 1, node)
@@ -217,10 +241,10 @@ class _Planner:
         return [node.over(leaf) for leaf in self._hashed(partial, [("column", name) for name in subset], node)]
 
     def _union(self, node):
-        found = [part for below in node.inputs for part in self.parts(below)]
-        if len(found) > MOST_PARTS or all(len(leaves(part)) == 1 and len(found) == len(node.inputs) for part in found) and len(found) == 1:
+        if self.nbytes(node) <= BROADCAST_BYTES:
             return self._all(node)
-        return found
+        found = [part for below in node.inputs for part in self.parts(below)]
+        return found if len(found) <= MOST_PARTS else [self._gathered(found, node)]
 
     def _slice(self, node):
         found, fields = self.parts(node.inputs[0]), node.fields
@@ -235,11 +259,11 @@ class _Planner:
         how, order = node.fields["how"], node.fields["order"]
         if how in _WHOLE_RIGHT and order in ("none", "left") and self.nbytes(right) <= BROADCAST_BYTES:
             below = self.parts(left)
-            whole = self.whole(right)
+            whole = self._for_each(right, len(below))
             return [node.over(part, whole) for part in below]
         if how in _WHOLE_LEFT and order in ("none", "right") and self.nbytes(left) <= BROADCAST_BYTES:
             below = self.parts(right)
-            whole = self.whole(left)
+            whole = self._for_each(left, len(below))
             return [node.over(whole, part) for part in below]
         lefts, rights = self.parts(left), self.parts(right)
         if len(lefts) == len(rights) == 1:

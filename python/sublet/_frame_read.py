@@ -4,10 +4,11 @@ The plan is read by the interface that Polars offers to other engines (`NodeTrav
 are refused. What is read here, the planner may divide. `NotDivisible` names everything else, and such a query is executed as a whole.
 """
 
+import contextlib
 from typing import NamedTuple
 
 from . import _errors
-from ._frame_tree import AGGREGATES, FUNCTIONS, OPERATORS, Node
+from ._frame_tree import AGGREGATES, FUNCTIONS, OF_COLUMNS, OPERATORS, Node, columns_of
 
 # Version of the plan's interface that this module reads, and the versions of Polars that have it.
 INTERFACE = (16, 0)
@@ -91,8 +92,11 @@ class _Reader:
             if seen.id_ not in self._cached:
                 self._cached[seen.id_] = self._inputs()[0]
             return self._cached[seen.id_]
-        found = read(seen, schema)
-        made = Node(found[0], self._inputs(), found[1], schema)
+        kind, fields = read(seen, schema)
+        made = Node(kind, self._inputs(), fields, schema)
+        condition = getattr(seen, "predicate", None) if name == "Join" else None
+        if condition is not None:
+            made = Node("filter", (made,), {"predicate": self._condition(condition, schema)}, schema)
         self.traverser.set_node(at)
         return made
 
@@ -156,14 +160,35 @@ class _Reader:
 
     def _join(self, seen, schema):
         how, nulls_equal, cut, suffix, coalesce, order = seen.options
-        if seen.predicate is not None or cut is not None or how not in _HOW:
+        if how == ("Inner", "fused_predicate"):
+            # The node reads a condition besides the keys, which then is a filter of its own.
+            how = "Inner"
+        elif seen.predicate is not None or cut is not None or how not in _HOW:
             raise NotDivisible(f"a join that is {how if isinstance(how, str) else how[0]}, with a condition")
         # The right side of these joins gives no columns.
         fields = {"how": _HOW[how], "nulls_equal": nulls_equal, "suffix": suffix, "coalesce": coalesce, "order": order}
-        return "join", {**fields, "left_on": self._keys(seen.left_on), "right_on": self._keys(seen.right_on)}
+        left, right = self.traverser.get_inputs()
+        return "join", {**fields, "left_on": self._keys(seen.left_on, left), "right_on": self._keys(seen.right_on, right)}
 
-    def _keys(self, found):
-        return [(self._expression(one.node), str(self._dtype(one.node))) for one in found]
+    def _condition(self, condition, schema):
+        """What rows of an inner join have to fulfil besides equal keys."""
+        found = self._expression(condition.node)
+        if not columns_of(found) <= set(schema):
+            raise NotDivisible("a join with a condition on columns that it leaves out")
+        return found
+
+    def _keys(self, found, side):
+        """The keys of one input of a join, with their types."""
+        with self._within(side):
+            return [(self._expression(one.node), str(self._dtype(one.node))) for one in found]
+
+    @contextlib.contextmanager
+    def _within(self, number):
+        """Types of expressions are those with the columns of this node."""
+        at = self.traverser.get_node()
+        self.traverser.set_node(number)
+        yield
+        self.traverser.set_node(at)
 
     def _dtype(self, number):
         return self.traverser.get_dtype(number)
@@ -200,7 +225,8 @@ class _Reader:
     # Expressions.
 
     def _named(self, found):
-        return [(one.output_name, self._expression(one.node)) for one in found]
+        with self._within(self.traverser.get_inputs()[0]):
+            return [(one.output_name, self._expression(one.node)) for one in found]
 
     def _expression(self, number):
         try:
@@ -229,6 +255,8 @@ class _Reader:
             return self._aggregate(seen)
         if name == "Function":
             return self._function(seen)
+        if name == "Window":
+            return self._window(seen)
         raise NotDivisible(f"the expression {name}")
 
     def _aggregate(self, seen):
@@ -236,6 +264,13 @@ class _Reader:
             raise NotDivisible(f"the aggregation {seen.name}")
         (argument,) = seen.arguments
         return "agg", seen.name, self._expression(argument), seen.options, str(self._dtype(argument))
+
+    def _window(self, seen):
+        if getattr(seen.options, "kind", None) not in ("groups_to_rows", "group_to_rows"):
+            raise NotDivisible(f"a window with {getattr(seen.options, 'kind', 'an unknown mapping')}")
+        order = None if seen.order_by is None else self._expression(seen.order_by)
+        partition = tuple(map(self._expression, seen.partition_by))
+        return "over", self._expression(seen.function), partition, order, seen.order_by_descending, seen.order_by_nulls_last
 
     def _function(self, seen):
         first, *options = seen.function_data
@@ -245,7 +280,7 @@ class _Reader:
             import polars
 
             return "literal", True, polars.Boolean
-        if name not in FUNCTIONS:
+        if name not in FUNCTIONS and (name not in OF_COLUMNS or (name == "rank" and options[2] is not None)):
             raise NotDivisible(f"the function {name}")
         return "function", name, tuple(map(self._expression, seen.input)), tuple(options)
 

@@ -6,7 +6,7 @@ Polars, which only `expression` and `frame_of` import.
 Expressions:
     ("column", name), ("literal", value, dtype), ("binary", operator, left, right), ("cast", e, dtype, mode),
     ("agg", name, e, option, dtype of e), ("function", name, arguments, options), ("ternary", predicate, then, otherwise), ("len",),
-    ("filter", e, predicate)
+    ("filter", e, predicate), ("over", e, partition, order, descending, nulls last)
 """
 
 from typing import NamedTuple
@@ -65,6 +65,13 @@ def _horizontal(name):
     return joined
 
 
+def _scaled(value, options):
+    """A decimal number with the scale of the result, if the plan says which."""
+    import polars
+
+    return value.cast(polars.Decimal(38, options[0])) if options else value
+
+
 def _concatenated(options, *values):
     import polars
 
@@ -80,8 +87,8 @@ FUNCTIONS = {
     "round": lambda options, a: a.round(options[0], mode=options[1]),
     "fill_null": lambda options, a, b: a.fill_null(b),
     "coalesce": _horizontal("coalesce"),
-    "decimal_mul": lambda options, a, b: a * b,
-    "decimal_div": lambda options, a, b: a / b,
+    "decimal_mul": lambda options, a, b: _scaled(a, options) * b,
+    "decimal_div": lambda options, a, b: _scaled(a, options) / b,
     "BooleanFunction.Not": lambda options, a: a.not_(),
     "BooleanFunction.IsNull": lambda options, a: a.is_null(),
     "BooleanFunction.IsNotNull": lambda options, a: a.is_not_null(),
@@ -109,6 +116,13 @@ FUNCTIONS = {
     "TemporalFunction.Quarter": lambda options, a: a.dt.quarter(),
     "TemporalFunction.Week": lambda options, a: a.dt.week(),
     "TemporalFunction.WeekDay": lambda options, a: a.dt.weekday(),
+}
+
+# Functions of columns as a whole.
+OF_COLUMNS = {
+    "drop_nulls": lambda options, a: a.drop_nulls(),
+    "rank": lambda options, a: a.rank(options[0], descending=options[1]),
+    "shift": lambda options, a, n: a.shift(n),
 }
 
 AGGREGATES = {
@@ -147,7 +161,11 @@ def expression(tree):
     if kind == "filter":
         return expression(tree[1]).filter(expression(tree[2]))
     if kind == "function":
-        return FUNCTIONS[tree[1]](tree[3], *map(_argument, tree[2]))
+        function = FUNCTIONS.get(tree[1]) or OF_COLUMNS[tree[1]]
+        return function(tree[3], *map(_argument, tree[2]))
+    if kind == "over":
+        order = {} if tree[3] is None else {"order_by": expression(tree[3]), "descending": tree[4], "nulls_last": tree[5]}
+        return expression(tree[1]).over([expression(key) for key in tree[2]] or None, **order)
     name, argument, option = tree[1], expression(tree[2]), tree[3]
     found = AGGREGATES[name](argument, option)
     # SQL's sum of no values is null.
@@ -262,7 +280,7 @@ def scanned(node, frame):
 def is_elementwise(tree):
     """Whether the value in each row follows from that row alone."""
     kind = tree[0]
-    if kind in ("agg", "len", "filter"):
+    if kind in ("agg", "len", "filter", "over") or (kind == "function" and tree[1] not in FUNCTIONS):
         return False
     return all(map(is_elementwise, children(tree)))
 
@@ -280,6 +298,8 @@ def children(tree):
         return tree[1:4]
     if kind == "filter":
         return tree[1:3]
+    if kind == "over":
+        return (tree[1], *tree[2], *(() if tree[3] is None else (tree[3],)))
     return (tree[2],) if kind == "agg" else (tree[1],)
 
 
