@@ -195,6 +195,9 @@ class Component:
         if polars.__version__ != self._version:
             raise _errors.InvalidArgument(f"the worker has Polars {polars.__version__}, and the query was planned by {self._version}")
         number, count = instance(), instances()
+        if number >= max(1, len(self._parts)):
+            # More instances than parts.
+            return b""
         name, keys, partitions = self._output
         reader, written = Reader(self._reads, self._formats), Blocks(channel(f"{name}.{number}"), self._slots, partitions)
         try:
@@ -225,11 +228,6 @@ class Component:
 def placeholder(source, file):
     """The path of a file in the plan of a query that is executed as a whole."""
     return f"/sublet-source/{source}/{file}"
-
-
-def begin(data):
-    """Begins a query with several sources."""
-    return b""
 
 
 def executed(stages, sources):

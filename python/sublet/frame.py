@@ -147,42 +147,41 @@ class Query:
     # The graph.
 
     def instances(self, stage):
+        """Number of instances that compute the parts of a stage."""
         return max(1, min(len(stage.parts), self._partitions))
 
     def graph(self):
-        """Returns the document of the graph, whose functions are callables."""
-        written = {stage.name: self._written(stage) for stage in self.stages}
-        by_exchange = {name: stage.name for stage in self.stages for name in [self._output(stage)[0]]}
-        components, edges, first = [], [], []
-        for stage in self.stages:
-            name, keys, partitions = self._output(stage)
-            reads = {read: written[by_exchange[read]] for read in stage.reads}
-            slots = -(-len(stage.parts) // self.instances(stage)) or 1
-            output = name, keys, partitions
+        """Returns the document of the graph, whose functions are callables.
+
+        Its stages are executed one after the other with the same number of instances, by the same workers: they start once. Instances
+        without a part of a stage return at once.
+        """
+        most = max(map(self.instances, self.stages))
+        written = {self._output(stage)[0]: _frame_stage.Written(most, self._output(stage)[2]) for stage in self.stages}
+        components, edges = [], []
+        for number, stage in enumerate(self.stages):
+            slots, output = -(-len(stage.parts) // most) or 1, self._output(stage)
+            reads = {read: written[read] for read in stage.reads}
             function = _frame_stage.Component(self._version, stage.parts, output, slots, reads, self.formats, self.whole)
-            components.append(self._compute(stage.name, function, self.instances(stage)))
-            for number in range(self.instances(stage)):
-                home = f"{name}.{number}"
-                components.append({"name": home, "type": "memory", **({"result": True} if stage.output is None else {})})
-                edges.append({"type": "access", "from": stage.name, "to": home, "rights": "write"})
-            for read, (count, _) in reads.items():
-                edges.append({"type": "trigger", "from": by_exchange[read], "to": stage.name})
-                edges += [{"type": "access", "from": stage.name, "to": f"{read}.{number}", "rights": "read"} for number in range(count)]
-            numbers = range(len(self.contents)) if self.whole else stage.sources
-            edges += [{"type": "access", "from": stage.name, "to": f"source{number}", "rights": "read"} for number in numbers]
-            if not reads:
-                first.append(stage.name)
-        if len(first) > 1:
-            components.append({**self._compute("begin", _frame_stage.begin, 1)})
-            edges += [{"type": "trigger", "from": "begin", "to": name} for name in first]
-            first = ["begin"]
-        next(part for part in components if part["name"] == first[0])["entry"] = True
+            components.append(self._compute(stage.name, function, most, is_first=number == 0))
+            if number:
+                edges.append({"type": "trigger", "from": self.stages[number - 1].name, "to": stage.name})
+            homes = [f"{output[0]}.{instance}" for instance in range(self.instances(stage))]
+            components += [{"name": home, "type": "memory", "result": stage.output is None} for home in homes]
+            edges += [{"type": "access", "from": stage.name, "to": home, "rights": "write"} for home in homes]
+            edges += [{"type": "access", "from": stage.name, "to": name, "rights": "read"} for name in self._read_by(stage)]
         components += [self._source(number, contents) for number, contents in enumerate(self.contents)]
         return {"version": 1, "name": self.name(), "components": components, "edges": edges}
 
-    def _compute(self, name, function, parallelism):
-        resources = {"memory_bytes": self.memory}
-        return {"name": name, "type": "compute", "function": function, "parallelism": parallelism, "resources": resources}
+    def _read_by(self, stage):
+        """Names of the memory components that a stage reads."""
+        sources = [f"source{number}" for number in (range(len(self.contents)) if self.whole else stage.sources)]
+        instances = {self._output(one)[0]: self.instances(one) for one in self.stages}
+        return sources + [f"{read}.{number}" for read in stage.reads for number in range(instances[read])]
+
+    def _compute(self, name, function, parallelism, is_first):
+        described = {"name": name, "type": "compute", "entry": is_first, "function": function, "parallelism": parallelism}
+        return {**described, "resources": {"memory_bytes": self.memory}}
 
     def _source(self, number, contents):
         segment = max(4096, min(contents.nbytes, SEGMENT_BYTES))
@@ -190,9 +189,6 @@ class Query:
 
     def _output(self, stage):
         return (RESULT, None, 1) if stage.output is None else tuple(stage.output)
-
-    def _written(self, stage):
-        return _frame_stage.Written(self.instances(stage), self._output(stage)[2])
 
     def name(self):
         """Name of the application: the same for the same query, whose sizes are then known from its earlier runs."""
