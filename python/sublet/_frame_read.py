@@ -30,6 +30,10 @@ _PLAIN_SCAN = {
 }
 
 
+# Operations of rows without columns, which are only counted. Polars' interface in Python has no such rows, so they keep one column.
+_COUNTED = ("scan", "project", "filter", "slice", "sort")
+
+
 class NotDivisible(Exception):
     """A part of a query that the planner does not know: the text names it."""
 
@@ -93,7 +97,12 @@ class _Reader:
                 self._cached[seen.id_] = self._inputs()[0]
             return self._cached[seen.id_]
         kind, fields = read(seen, schema)
-        made = Node(kind, self._inputs(), fields, schema)
+        inputs = self._inputs()
+        if not schema and kind not in _COUNTED:
+            raise NotDivisible("rows without columns")
+        if kind == "project" and not schema:
+            fields = {"columns": [_first_column(inputs[0])]}
+        made = Node(kind, inputs, fields, schema)
         condition = getattr(seen, "predicate", None) if name == "Join" else None
         if condition is not None:
             made = Node("filter", (made,), {"predicate": self._condition(condition, schema)}, schema)
@@ -122,7 +131,16 @@ class _Reader:
                 raise NotDivisible(f"{name} of a scan")
         source = Source(kind, tuple(map(str, seen.paths)))
         predicate = None if seen.predicate is None else self._expression(seen.predicate.node)
-        return "scan", {"source": self._source(source), "columns": list(schema), "predicate": predicate}
+        return "scan", {"source": self._source(source), "columns": list(schema) or self._first_column(source), "predicate": predicate}
+
+    def _first_column(self, source):
+        """For what only counts the rows of a source."""
+        polars = check_version()
+        read = polars.scan_parquet if source.format == "parquet" else polars.scan_ipc
+        found = source.frame.columns if source.frame is not None else list(read(list(source.paths)).collect_schema())
+        if not found:
+            raise NotDivisible("a source without columns")
+        return found[:1]
 
     def _dataframescan(self, seen, schema):
         import polars
@@ -130,7 +148,8 @@ class _Reader:
         if seen.selection is not None:
             raise NotDivisible("a selection of a frame")
         frame = polars.DataFrame._from_pydf(seen.df)
-        return "scan", {"source": self._source(Source("frame", (), frame)), "columns": list(schema), "predicate": None}
+        source = Source("frame", (), frame)
+        return "scan", {"source": self._source(source), "columns": list(schema) or self._first_column(source), "predicate": None}
 
     def _source(self, source):
         for number, known in enumerate(self.sources):
@@ -147,6 +166,7 @@ class _Reader:
         return "select", {"exprs": self._named(seen.expr)}
 
     def _hstack(self, seen, schema):
+        self._check_columns()
         return "with_columns", {"exprs": self._named(seen.exprs)}
 
     def _simpleprojection(self, seen, schema):
@@ -159,10 +179,11 @@ class _Reader:
         return "group_by", {"keys": self._named(seen.keys), "aggs": self._named(seen.aggs), "ordered": seen.maintain_order}
 
     def _join(self, seen, schema):
+        self._check_columns()
         how, nulls_equal, cut, suffix, coalesce, order = seen.options
-        if how == ("Inner", "fused_predicate"):
-            # The node reads a condition besides the keys, which then is a filter of its own.
-            how = "Inner"
+        if how in (("Inner", "fused_predicate"), ("Cross", "fused_predicate")):
+            # The condition besides the keys becomes a filter of its own.
+            how = how[0]
         elif seen.predicate is not None or cut is not None or how not in _HOW:
             raise NotDivisible(f"a join that is {how if isinstance(how, str) else how[0]}, with a condition")
         # The right side of these joins gives no columns.
@@ -209,7 +230,15 @@ class _Reader:
             raise NotDivisible("a distinct with a slice")
         return "unique", {"keep": keep, "subset": None if subset is None else list(subset), "ordered": ordered}
 
+    def _check_columns(self):
+        """Checks that no input only gives a number of rows: it has a column here."""
+        for number in self.traverser.get_inputs():
+            with self._within(number):
+                if not self.traverser.get_schema():
+                    raise NotDivisible("rows without columns")
+
     def _union(self, seen, schema):
+        self._check_columns()
         if seen.slice is not None:
             raise NotDivisible("a union with a slice")
         return "union", {}
@@ -283,6 +312,13 @@ class _Reader:
         if name not in FUNCTIONS and (name not in OF_COLUMNS or (name == "rank" and options[2] is not None)):
             raise NotDivisible(f"the function {name}")
         return "function", name, tuple(map(self._expression, seen.input)), tuple(options)
+
+
+def _first_column(node):
+    """Name of a column that a node has."""
+    if node.schema:
+        return next(iter(node.schema))
+    return node.fields["columns"][0] if node.kind in ("scan", "project") else _first_column(node.inputs[0])
 
 
 def _value(value, dtype):

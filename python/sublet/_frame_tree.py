@@ -53,7 +53,7 @@ def _is_in(options, value, found):
     import polars
 
     # A constant list is one list for all rows.
-    return value.is_in(polars.Series(found) if isinstance(found, list) else found, nulls_equal=options[0])
+    return value.is_in(found.implode() if isinstance(found, polars.Series) else found, nulls_equal=options[0])
 
 
 def _horizontal(name):
@@ -176,7 +176,7 @@ def _argument(tree):
     if tree[0] == "literal" and isinstance(tree[1], list):
         import polars
 
-        return polars.Series(tree[1], dtype=tree[2].inner).to_list() if tree[2].inner is None else polars.Series(tree[1], dtype=tree[2].inner)
+        return polars.Series(tree[1], dtype=tree[2].inner)
     return expression(tree)
 
 

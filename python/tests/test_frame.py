@@ -353,18 +353,19 @@ def test_a_failure_of_a_stage_is_the_callers(platform, sales):
         run(platform, lazy)
 
 
-def test_a_query_goes_on_when_a_worker_is_killed(small_parts, platform, sales):
+def test_a_query_goes_on_when_a_worker_is_killed(small_parts, platform):
     psutil = pytest.importorskip("psutil")
+    rows = polars.DataFrame({"a": polars.arange(0, 2_000_000, eager=True) * 7919 % 1_000_003})
+    lazy = rows.lazy().group_by(col("a") // 2).agg(col("a").median().alias("median"), polars.len()).sort("a")
     events = []
 
     def news(kind, component, what):
         events.append((kind, component))
-        if kind == "began" and len({name for _, name in events}) == 2 and "lost" not in {one for one, _ in events}:
+        if events == [("began", "scan1"), ("ended", "scan1"), ("began", "group_by1")]:
             for process in psutil.Process().children(recursive=True):
-                if any("_polars_runtime" in mapped.path for mapped in process.memory_maps()):
+                if "_polars_runtime" in Path(f"/proc/{process.pid}/maps").read_text():
                     process.kill()
 
-    lazy = totals(sales).sort("shop")
     assert_frame_equal(run(platform, lazy, news=news), lazy.collect())
     assert "lost" in {kind for kind, _ in events}, events
 
