@@ -219,6 +219,8 @@ class Contents:
 
     def rows(self):
         """Numbers of rows of the groups."""
+        if self._source.frame is not None:
+            return (self._source.frame.height,)
         return tuple(group.rows for groups in self.groups for group in groups)
 
     def part(self, columns, rows):
