@@ -26,9 +26,10 @@ test: ## check everything: format, lints, licences, tests with the inputs of fuz
 	@scripts/setup.sh test
 	@cargo xtask test
 
-test-all: test ## the same, and for a night: upgrades from the version before, a Python with musl, KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
+test-all: test ## the same, and for a night: upgrades from the version before, a Python with musl, all of TPC-DS at scale 1, KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
 	@SUBLET_TEST_KILLS=$(KILLS) cargo test --profile checked --workspace --test random_kills -- --nocapture
 	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --profile checked --workspace --test listeners -- --nocapture
+	@SUBLET_TPCDS_SCALE=1 cargo xtask python
 	@scripts/musl-python.sh
 	@cargo test --profile checked --workspace --test image_pythons -- --ignored --nocapture
 	@cargo xtask upgrade

@@ -18,6 +18,8 @@ MOST_FOOTER_BYTES = 256 << 20
 # Time to wait for a server, in seconds.
 PATIENCE = 60
 _CHUNK_BYTES = 8 << 20
+# Bytes of a value in memory, in the mean.
+_VALUE_BYTES = 8
 
 
 class Chunk(NamedTuple):
@@ -213,6 +215,7 @@ class Contents:
         #: Number of bytes that are read.
         self.nbytes = end
         self._frame = None
+        self._columns = columns
         if source.frame is not None:
             self._frame = _encoded(source.frame)
             self.nbytes = len(self._frame)
@@ -222,6 +225,15 @@ class Contents:
         if self._source.frame is not None:
             return (self._source.frame.height,)
         return tuple(group.rows for groups in self.groups for group in groups)
+
+    def size(self):
+        """Bytes of the rows in memory, about: files are compressed."""
+        found = self.nbytes
+        for groups in self.groups:
+            for group in groups:
+                names = {chunk.column for chunk in group.chunks}
+                found += group.rows * _VALUE_BYTES * len(names if self._columns is None else names & set(self._columns))
+        return found
 
     def part(self, columns, rows):
         """Returns for each file its size and the pieces of it with these columns and this range of rows."""

@@ -20,8 +20,8 @@ __all__ = ["explain", "run"]
 
 # Memory of a worker with Polars, without what it reads.
 WORKER_BYTES = 512 << 20
-# Memory of a worker for each byte of a source that it reads: files are compressed, and operations make copies.
-BYTES_FOR_EACH = 8
+# Memory of a worker for each byte of rows that it reads: operations make copies.
+BYTES_FOR_EACH = 4
 # Most bytes of the first segment of a memory component with a source, and of each further one.
 SEGMENT_BYTES = 64 << 20
 RESULT = "result.rows"
@@ -33,7 +33,7 @@ def run(lazy, *, partitions=None, memory=None, client=None, news=None, **options
     Args:
         lazy: The `polars.LazyFrame`. Its sources are Parquet and Arrow files, also by URLs with http and https, and frames of this program.
         partitions: Number of parts of large sources and exchanges; by default the number of cores of the managers' nodes.
-        memory: Memory of each worker, in bytes or as `"2GiB"`; by default 512 MiB and eight times the largest part of a source.
+        memory: Memory of each worker, in bytes or as `"2GiB"`; by default 512 MiB and four times the rows of the largest part.
         client: Client whose managers are used; by default the default client.
         news: Function that is called for events; see `Application.run`.
         **options: Options of `Client.deploy`, as `patience` or `keep_alive`.
@@ -78,8 +78,8 @@ class Query:
         except _frame_read.NotDivisible as error:
             self.reason = str(error)
             self._keep_whole(lazy)
-        most = max((self._read_bytes(part) for stage in self.stages for part in stage.parts), default=0)
-        most = max(most, sum(contents.nbytes for contents in self.contents) if self.whole else 0)
+        most = max((self._row_bytes(part) for stage in self.stages for part in stage.parts), default=0)
+        most = max(most, sum(contents.size() for contents in self.contents) if self.whole else 0)
         self.memory = WORKER_BYTES + BYTES_FOR_EACH * most if memory is None else bytes_of(memory)
 
     def _divide(self, lazy):
@@ -88,7 +88,7 @@ class Query:
         for node in _frame_plan.leaves(tree):
             needed.setdefault(node.fields["source"], set()).update(_columns(node))
         self.contents = [_frame_source.Contents(source, needed[number]) for number, source in enumerate(sources)]
-        extents = [_frame_plan.Extent(one.nbytes, one.rows()) for one in self.contents]
+        extents = [_frame_plan.Extent(one.size(), one.rows()) for one in self.contents]
         self._check(lazy, tree, extents, sources)
         self.stages = [self._with_files(stage) for stage in _frame_plan.divide(tree, extents, self._partitions)]
         self.formats = [source.format for source in sources]
@@ -138,6 +138,15 @@ class Query:
         self.formats = [source.format for source in sources]
         self.whole = json.dumps(plan), [contents.part(None, None) for contents in self.contents]
         self.stages = [_frame_plan.Stage("result", [], None, sum(contents.nbytes for contents in self.contents))]
+
+    def _row_bytes(self, part):
+        """Bytes of the rows that a part reads of sources, in memory."""
+        found = 0
+        for leaf in _frame_plan.leaves(part):
+            if leaf.kind == "scan":
+                contents, rows = self.contents[leaf.fields["source"]], leaf.fields.get("rows")
+                found += contents.size() if rows is None else contents.size() * rows[1] // max(1, sum(contents.rows()))
+        return found
 
     def _read_bytes(self, part):
         pieces = [piece for leaf in _frame_plan.leaves(part) for _, found in leaf.fields.get("files", ()) for piece in found]
@@ -212,7 +221,8 @@ class Query:
         """The stages as dicts, for JSON."""
         found = []
         for stage in self.stages:
-            operations = list(dict.fromkeys(node.kind for part in stage.parts for node in _frame_plan.nodes(part) if node.kind not in ("exchange",)))
+            nodes = [node for part in stage.parts for node in _frame_plan.nodes(part)]
+            operations = list(dict.fromkeys(node.kind for node in nodes if node.kind != "exchange"))
             nbytes = sum(map(self._read_bytes, stage.parts)) if self.whole is None else stage.nbytes
             one = {
                 "stage": stage.name,
@@ -237,7 +247,7 @@ class Query:
             what = ", ".join(file.path for file in contents.files) or "a frame of this program"
             lines.append(f"source{number}: {what}: {contents.nbytes} bytes are read")
         for one in self.described():
-            what = " + ".join(one["operations"]) or "Polars' own plan"
+            what = "Polars' own plan" if self.whole else " + ".join(one["operations"]) or "all rows in one frame"
             lines.append(f"{one['stage']}: {what}")
             lines.append(f"    reads {', '.join(one['reads'])}: {one['source_bytes']} bytes of sources, in {one['parts']} parts")
             lines.append(f"    placed on {one['placement']}, each with {one['memory_bytes']} bytes of memory")
@@ -274,7 +284,11 @@ def _mapped(trees, change):
 
 def _without_rows(stage):
     """A stage whose scans read everything, of sources without rows."""
-    return stage._replace(parts=_mapped(stage.parts, lambda node: node._replace(fields={**node.fields, "rows": None}) if node.kind == "scan" else node))
+
+    def changed(node):
+        return node._replace(fields={**node.fields, "rows": None}) if node.kind == "scan" else node
+
+    return stage._replace(parts=_mapped(stage.parts, changed))
 
 
 def _scan_of(source):
