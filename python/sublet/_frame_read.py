@@ -5,6 +5,7 @@ are refused. What is read here, the planner may divide. `NotDivisible` names eve
 """
 
 import contextlib
+import json
 from typing import NamedTuple
 
 from . import _errors
@@ -88,14 +89,15 @@ class _Reader:
         except NotImplementedError as error:
             raise NotDivisible(str(error)) from None
         name = type(seen).__name__
+        if name == "Cache":
+            # All caches with this number are one node, with several parents.
+            if seen.id_ not in self._cached:
+                self._cached[seen.id_] = self._inputs()[0]
+            return self._cached[seen.id_]
         read = getattr(self, f"_{name.lower()}", None)
         if read is None:
             raise NotDivisible(name)
         schema = dict(self.traverser.get_schema())
-        if name == "Cache":
-            if seen.id_ not in self._cached:
-                self._cached[seen.id_] = self._inputs()[0]
-            return self._cached[seen.id_]
         kind, fields = read(seen, schema)
         inputs = self._inputs()
         if not schema and kind not in _COUNTED:
@@ -117,9 +119,6 @@ class _Reader:
         self.traverser.set_node(at)
         return tuple(found)
 
-    def _cache(self, seen, schema):
-        raise AssertionError("a cache is no node of a tree")
-
     # Nodes.
 
     def _scan(self, seen, schema):
@@ -129,6 +128,11 @@ class _Reader:
         for name, plain in _PLAIN_SCAN.items():
             if getattr(options, name) not in plain:
                 raise NotDivisible(f"{name} of a scan")
+        if seen.hive_parts is not None or json.loads(seen.scan_type[1]).get("schema") is not None:
+            raise NotDivisible("a scan with a schema of its own")
+        changed = [name for name, value in options.cast_columns_policy.items() if value != (name == "null_upcast") and value != "raise"]
+        if changed:
+            raise NotDivisible(f"{changed[0]} of a scan")
         source = Source(kind, tuple(map(str, seen.paths)))
         predicate = None if seen.predicate is None else self._expression(seen.predicate.node)
         return "scan", {"source": self._source(source), "columns": list(schema) or self._first_column(source), "predicate": predicate}
@@ -186,7 +190,6 @@ class _Reader:
             how = how[0]
         elif seen.predicate is not None or cut is not None or how not in _HOW:
             raise NotDivisible(f"a join that is {how if isinstance(how, str) else how[0]}, with a condition")
-        # The right side of these joins gives no columns.
         fields = {"how": _HOW[how], "nulls_equal": nulls_equal, "suffix": suffix, "coalesce": coalesce, "order": order}
         left, right = self.traverser.get_inputs()
         return "join", {**fields, "left_on": self._keys(seen.left_on, left), "right_on": self._keys(seen.right_on, right)}

@@ -203,7 +203,7 @@ class Component:
         try:
             for slot, part in enumerate(self._parts[number::count] if self._whole is None else [None]):
                 lazy = frame_of(part, reader.leaf) if self._whole is None else self._own_plan(reader)
-                written.write(slot, divided(lazy.collect(), keys, partitions))
+                written.write(slot, divided(_collected(lazy), keys, partitions))
         finally:
             reader.close()
         written.close()
@@ -225,9 +225,22 @@ class Component:
             return polars.LazyFrame.deserialize(io.StringIO(text), format="json")
 
 
+def _collected(lazy):
+    """Executes a lazy frame. A panic of Polars, which is no `Exception`, becomes one."""
+    try:
+        return lazy.collect()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        text = str(error)
+    if "Resource temporarily unavailable" in text or "Cannot allocate memory" in text:
+        raise MemoryError(f"the worker has too little memory for Polars: give more `memory`, or more `partitions` ({text})")
+    raise RuntimeError(f"Polars has panicked: {text}")
+
+
 def placeholder(source, file):
     """The path of a file in the plan of a query that is executed as a whole."""
-    return f"/sublet-source/{source}/{file}"
+    return f"/sublet-source/{source}/{file}.file"
 
 
 def executed(stages, sources):

@@ -316,6 +316,9 @@ def _replace_paths(scan, sources):
     paths = scan["sources"].get("Paths") if isinstance(scan["sources"], dict) else None
     if paths is None:
         raise _errors.InvalidArgument("a scan of open files or bytes cannot be sent to workers: give it the paths of files")
+    options = scan.get("unified_scan_args", {})
+    if options.get("include_file_paths") is not None or options.get("hive_options", {}).get("enabled"):
+        raise _errors.InvalidArgument(f"the scan of {paths[0]['inner']} gives columns by the paths of its files, which workers do not have")
     found = []
     for path in (one["inner"] for one in paths):
         if "://" not in path and (os.path.isdir(path) or any(sign in path for sign in "*?[")):

@@ -255,6 +255,20 @@ def test_what_is_not_known_is_kept_whole(sales):
     assert query.explained().startswith("executed as a whole by one component, because of ")
 
 
+def test_columns_by_the_paths_of_files_are_refused(sales):
+    with pytest.raises(sublet.InvalidArgument, match=r"sales\.parquet gives columns by the paths of its files"):
+        frame.Query(polars.scan_parquet(sales, include_file_paths="path"), 2)
+
+
+def test_the_files_of_a_query_that_is_kept_whole_are_told_apart(sales, tmp_path):
+    files = [tmp_path / f"{number}.csv" for number in range(11)]
+    for file in files:
+        file.write_text("a\n1\n")
+    query = frame.Query(polars.scan_csv(files), 2)
+    names = [_frame_stage.placeholder(0, number) for number in range(11)]
+    assert query.reason == "scan of csv" and [query.whole[0].count(name) for name in names] == [1] * 11
+
+
 def test_arguments_are_checked(sales):
     with pytest.raises(sublet.InvalidArgument, match=r"DataFrame is no polars\.LazyFrame: call its `lazy\(\)`"):
         frame.Query(polars.DataFrame(), 2)
@@ -351,6 +365,33 @@ def test_a_failure_of_a_stage_is_the_callers(platform, sales):
     lazy = polars.scan_parquet(sales).select(col("text").cast(polars.Int64))
     with pytest.raises(polars.exceptions.InvalidOperationError, match="conversion"):
         run(platform, lazy)
+
+
+def test_damaged_pages_are_the_exception_of_polars(platform, sales):
+    data = bytearray(sales.read_bytes())
+    data[4:200] = bytes(196)
+    sales.write_bytes(data)
+    with pytest.raises(polars.exceptions.PolarsError) as here:
+        totals(sales).collect()
+    with pytest.raises(type(here.value)):
+        run(platform, totals(sales))
+
+
+@pytest.mark.parametrize("memory", ["96MiB", "256MiB"])
+def test_a_worker_with_too_little_memory_is_said_so(memory, platform):
+    rows = polars.DataFrame({"a": range(4000)}).lazy()
+    lazy = rows.join(rows, how="cross").sort("a_right").select(col("a").median(), col("a_right").median())
+    # The process ends, or Polars cannot start its threads.
+    with pytest.raises((sublet.WorkerDied, MemoryError), match="memory"):
+        run(platform, lazy, memory=memory, retries=0)
+
+
+def test_csv_is_read_by_a_query_that_is_kept_whole(platform, tmp_path):
+    files = [tmp_path / f"{number}.csv" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_text(f"a,b\n{number},x\n{number + 1},y\n")
+    lazy = polars.scan_csv(files).group_by("b").agg(col("a").sum()).sort("b")
+    assert_frame_equal(run(platform, lazy), lazy.collect())
 
 
 def test_a_query_goes_on_when_a_worker_is_killed(small_parts, platform):
