@@ -121,6 +121,7 @@ FUNCTIONS = {
 # Functions of columns as a whole.
 OF_COLUMNS = {
     "drop_nulls": lambda options, a: a.drop_nulls(),
+    "null_count": lambda options, a: a.null_count(),
     "rank": lambda options, a: a.rank(options[0], descending=options[1]),
     "shift": lambda options, a, n: a.shift(n),
 }

@@ -9,7 +9,6 @@ WHOLE = {
     "frames side by side": [9, 14, 24, 44, 54],
     "the function ListFunction.Length": [45],
     "the function fill_null_with_strategy": [51],
-    "the function null_count": [67, 70, 86],
     "row_encode": [47, 57],
 }
 # Queries that Polars' SQL cannot parse, by its message: version 2.1 parses all.
