@@ -9,7 +9,7 @@ A fragment is a list of trees, its *parts*: the rows of the fragment are those o
 
 from typing import NamedTuple
 
-from ._frame_tree import Node, columns_of, is_elementwise
+from ._frame_tree import Node, columns_of, is_elementwise, is_one_row
 
 # Bytes of sources below which an input of a join is given to each part of the other input.
 BROADCAST_BYTES = 16 << 20
@@ -166,6 +166,10 @@ class _Planner:
         name = self._exchange(parts, keys, self._partitions, node)
         return [_read(name, [(number, at) for number in range(len(parts))]) for at in range(self._partitions)]
 
+    def _is_small(self, node):
+        """Whether an input of a join is given to each part of the other one."""
+        return self.nbytes(node) <= BROADCAST_BYTES or is_one_row(node)
+
     def _is_repeatable(self, node):
         """Whether each part of another fragment may compute a query by itself."""
         if node.kind not in _REPEATABLE or self.nbytes(node) > BROADCAST_BYTES:
@@ -257,11 +261,11 @@ class _Planner:
     def _join(self, node):
         left, right = node.inputs
         how, order = node.fields["how"], node.fields["order"]
-        if how in _WHOLE_RIGHT and order in ("none", "left") and self.nbytes(right) <= BROADCAST_BYTES:
+        if how in _WHOLE_RIGHT and order in ("none", "left") and self._is_small(right):
             below = self.parts(left)
             whole = self._for_each(right, len(below))
             return [node.over(part, whole) for part in below]
-        if how in _WHOLE_LEFT and order in ("none", "right") and self.nbytes(left) <= BROADCAST_BYTES:
+        if how in _WHOLE_LEFT and order in ("none", "right") and self._is_small(left):
             below = self.parts(right)
             whole = self._for_each(left, len(below))
             return [node.over(whole, part) for part in below]

@@ -9,7 +9,7 @@ import json
 from typing import NamedTuple
 
 from . import _errors
-from ._frame_tree import AGGREGATES, FUNCTIONS, OF_COLUMNS, OPERATORS, Node, columns_of
+from ._frame_tree import AGGREGATES, FUNCTIONS, OF_COLUMNS, OPERATORS, Node, columns_of, is_one_row
 
 # Version of the plan's interface that this module reads, and the versions of Polars that have it.
 INTERFACE = (16, 0)
@@ -104,7 +104,7 @@ class _Reader:
             raise NotDivisible("rows without columns")
         if kind == "project" and not schema:
             fields = {"columns": [_first_column(inputs[0])]}
-        made = Node(kind, inputs, fields, schema)
+        made = Node(kind, inputs, fields, schema) if kind != "side_by_side" else _beside(inputs, fields)
         condition = getattr(seen, "predicate", None) if name == "Join" else None
         if condition is not None:
             made = Node("filter", (made,), {"predicate": self._condition(condition, schema)}, schema)
@@ -185,7 +185,7 @@ class _Reader:
     def _join(self, seen, schema):
         self._check_columns()
         how, nulls_equal, cut, suffix, coalesce, order = seen.options
-        if how in (("Inner", "fused_predicate"), ("Cross", "fused_predicate")):
+        if how in (("Inner", "fused_predicate"), ("Cross", "cross_and_filter")):
             # The condition besides the keys becomes a filter of its own.
             how = how[0]
         elif seen.predicate is not None or cut is not None or how not in _HOW:
@@ -247,7 +247,9 @@ class _Reader:
         return "union", {}
 
     def _hconcat(self, seen, schema):
-        raise NotDivisible("frames side by side")
+        self._check_columns()
+        # Parallel, strict, and whether frames of one row are repeated.
+        return "side_by_side", {"is_repeated": bool(seen.options[2])}
 
     def _mapfunction(self, seen, schema):
         if seen.function[0] != "row_index":
@@ -315,6 +317,18 @@ class _Reader:
         if name not in FUNCTIONS and (name not in OF_COLUMNS or (name == "rank" and options[2] is not None)):
             raise NotDivisible(f"the function {name}")
         return "function", name, tuple(map(self._expression, seen.input)), tuple(options)
+
+
+def _beside(frames, fields):
+    """Frames side by side, of which all but one have one row, which is repeated: the pairs of their rows."""
+    if not fields["is_repeated"] or sum(not is_one_row(frame) for frame in frames) > 1:
+        raise NotDivisible("frames side by side")
+    made = frames[0]
+    for frame in frames[1:]:
+        order = "left" if is_one_row(frame) else "right"
+        pairs = {"how": "cross", "nulls_equal": False, "suffix": "_right", "coalesce": False, "order": order, "left_on": [], "right_on": []}
+        made = Node("join", (made, frame), pairs, {**made.schema, **frame.schema})
+    return made
 
 
 def _first_column(node):

@@ -225,12 +225,6 @@ def _union(node, *frames):
     return polars.concat(frames, how="vertical")
 
 
-def _side_by_side(node, *frames):
-    import polars
-
-    return polars.concat(frames, how="horizontal")
-
-
 # How each kind of node is executed, from its inputs' lazy frames.
 KINDS = {
     "filter": lambda node, frame: frame.filter(expression(node.fields["predicate"])),
@@ -243,7 +237,6 @@ KINDS = {
     "slice": lambda node, frame: frame.slice(node.fields["offset"], node.fields["len"]),
     "unique": _unique,
     "union": _union,
-    "side_by_side": _side_by_side,
     "row_index": lambda node, frame: frame.with_row_index(node.fields["name"], node.fields["offset"]),
 }
 
@@ -302,6 +295,25 @@ def children(tree):
     if kind == "over":
         return (tree[1], *tree[2], *(() if tree[3] is None else (tree[3],)))
     return (tree[2],) if kind == "agg" else (tree[1],)
+
+
+def is_one_row(node):
+    """Whether a node surely has one row: all its columns are aggregated."""
+    while node.kind in ("project", "with_columns") and node.inputs:
+        if node.kind == "with_columns" and not all(is_elementwise(tree) for _, tree in node.fields["exprs"]):
+            return False
+        node = node.inputs[0]
+    return node.kind == "select" and all(map(_is_one_value, (tree for _, tree in node.fields["exprs"])))
+
+
+def _is_one_value(tree):
+    """Whether an expression has one value for all rows."""
+    kind = tree[0]
+    if kind in ("len", "agg") or (kind == "literal" and not isinstance(tree[1], list)):
+        return True
+    if kind in ("column", "literal", "filter", "over") or (kind == "function" and tree[1] not in FUNCTIONS):
+        return False
+    return all(map(_is_one_value, children(tree)))
 
 
 def columns_of(tree):

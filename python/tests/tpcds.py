@@ -6,7 +6,6 @@ import pytest
 
 # Queries that are executed as a whole, by the reason. `test_frame.py` asserts that no other is.
 WHOLE = {
-    "frames side by side": [9, 14, 24, 44, 54],
     "the function ListFunction.Length": [45],
     "the function fill_null_with_strategy": [51],
     "row_encode": [47, 57],
