@@ -328,8 +328,8 @@ def extent(known, source):
 
 
 def test_queries_of_tpcds_come_to_the_same_on_leased_cores(benchmark, platform):
-    # The last two are executed as a whole.
-    numbers = sorted(benchmark.queries) if SCALE else [1, 16, 95, 45, 51]
+    # Below scale 1, queries 16 and 95 find no orders. The last query is executed as a whole.
+    numbers = sorted(benchmark.queries) if SCALE else [1, 16, 95, 2, 45]
     different = []
     for number in numbers:
         found = frame.run(benchmark.lazy(number), partitions=2, client=platform, patience=120)
