@@ -27,11 +27,12 @@ test: ## check everything: format, lints, licences, tests with the inputs of fuz
 	@scripts/setup.sh test
 	@cargo xtask test
 
-test-all: test ## the same, and for a night: upgrades from the version before, a Python with musl, KILLS (10000) random kills, RUNS (200) runs with kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
+test-all: test ## the same, and for a night: upgrades from the version before, a Python with musl, all of TPC-DS at scale 1, KILLS (10000) random kills, RUNS (200) runs with kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
 	@SUBLET_TEST_KILLS=$(KILLS) cargo test --profile checked --workspace --test control_suites random_kills:: -- --nocapture
 	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --profile checked --workspace --test control_suites listeners:: -- --nocapture
 	@SUBLET_TEST_RUNS=$(RUNS) cargo test --profile checked --workspace --test alone_suites regression:: -- --nocapture
 	@SUBLET_TEST_SIM_SEEDS=200 cargo test --profile checked --workspace --test repository_suites sim:: -- --nocapture
+	@SUBLET_TPCDS_SCALE=1 cargo xtask python
 	@scripts/musl-python.sh
 	@cargo test --profile checked --workspace --test code_suites image_pythons:: -- --ignored --nocapture
 	@cargo xtask upgrade

@@ -1,4 +1,4 @@
-"""Starts the command `sublet` of this environment: the program that the package contains, and for `sublet profile` a module.
+"""Starts the command `sublet` of this environment: the program that the package contains, and for `profile` and `frame` a module.
 
 Nodes that the command starts execute functions by the Python of the environment, unless configured otherwise.
 """
@@ -35,5 +35,10 @@ def main():
         from . import profile
 
         return profile.main(sys.argv[2:])
+    if sys.argv[1:2] == ["frame"]:
+        # Likewise: the engine is a module of this environment.
+        from . import frame
+
+        return frame.main(sys.argv[2:])
     os.environ.setdefault("SUBLET_PYTHON", sys.executable)
     os.execv(program(), ["sublet", *sys.argv[1:]])

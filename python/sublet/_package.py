@@ -38,7 +38,7 @@ INSIDE = {
     "xpu.py": "xpu.py",
 }
 # Further files for the components of an application.
-OF_COMPONENTS = ("_bundle.py", "_leaving.py", "_regions.py", "_sizes.py", "components.py")
+OF_COMPONENTS = ("_bundle.py", "_frame_stage.py", "_frame_tree.py", "_leaving.py", "_regions.py", "_sizes.py", "components.py")
 
 
 def named(package):

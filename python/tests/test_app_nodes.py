@@ -1,19 +1,14 @@
 """Applications whose workers and memory are on different nodes: they come to the same as the function itself."""
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import types
 
 import numpy
 import pytest
 
 import sublet
+from nodes import platform_of
 from sublet import _regions, components
-from sublet._command import program
-from waiting import until
 
 # Elements of an array of 8 bytes each that is too large to be copied to another node.
 LARGE = (_regions.REMOTE_BYTES >> 3) + 1000
@@ -23,27 +18,9 @@ SMALL = 1000
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory):
     """A client of two nodes: one has the workers of applications, and the other one their memory components."""
-    folder = tmp_path_factory.mktemp("apart")
-    address = f"unix:{folder}/manager/manager.sock"
-    environment = dict(os.environ, SUBLET_MANAGER=address)
-
-    def start(*words):
-        process = subprocess.Popen([program(), *words], stdin=subprocess.DEVNULL, start_new_session=True)
-        started.callback(process.wait, 60)
-        started.callback(process.terminate)
-
-    def names():
-        listed = subprocess.run([program(), "--json", "ps"], env=environment, stdout=subprocess.PIPE, check=True)
-        return {node["name"] for node in json.loads(listed.stdout)["nodes"]}
-
-    with contextlib.ExitStack() as started:
-        start("manager", "--state", f"{folder}/manager", "--listen", "127.0.0.1:0")
-        until((folder / "manager" / "manager.sock").exists, "the manager listens")
-        for pool, cores in (("compute", "2"), ("memory", "1")):
-            words = ["--state", f"{folder}/{pool}", "--name", pool, "--pool", pool, "--cores", cores, "--memory", "2GiB"]
-            start("agent", *words, "--listen", "127.0.0.1:0", "--manager", address, "--python", sys.executable)
-        until(lambda: names() == {"compute", "memory"}, "both nodes are registered")
-        yield sublet.Client(address)
+    nodes = [("compute", "compute", 2, "2GiB"), ("memory", "memory", 1, "2GiB")]
+    with platform_of(tmp_path_factory.mktemp("apart"), nodes) as client:
+        yield client
 
 
 @contextlib.contextmanager

@@ -90,6 +90,12 @@ def test_split_app(platform):
     assert memory["samples"] == 5000 * 5 * 8 and memory["weights"] == 5 * 8
 
 
+def test_frames(platform):
+    pytest.importorskip("polars")
+    found = figures(platform, "frames.py", "--rows", "100000", "--partitions", "2")
+    assert found["equal"] and {name: query["rows"] for name, query in found["queries"].items()}.items() >= {"by city": 11, "best items": 10}.items()
+
+
 def test_resnet(platform):
     found = figures(platform, "resnet.py", "--cores", "1", "--images", "2", "--pixels", "64", "--repeat", "1")
     # All parameters of ResNet-50: the weights of the convolutions, of their normalizations, and of the last layer.
