@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -214,6 +215,7 @@ fn every_command_explains_itself_with_an_example() {
         "agent",
         "deploy",
         "ps",
+        "profile",
         "lease",
         "bill",
         "token",
@@ -230,6 +232,33 @@ fn every_command_explains_itself_with_an_example() {
     }
     let script = run(folder.path(), &["completions", "bash"]).stdout;
     assert!(String::from_utf8_lossy(&script).contains("complete"));
+}
+
+#[test]
+fn profile_is_executed_by_the_named_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = |python: &Path| {
+        let arguments = ["--json", "profile", "--app", "a", "app.py", "--json"];
+        sublet(folder.path()).args(arguments).env("SUBLET_PYTHON", python).output().unwrap()
+    };
+    // Stands for an interpreter: it has the module if its name says so, and prints what it is to execute.
+    let script = "#!/bin/sh\nif [ \"$1\" = -c ]; then case \"$0\" in *with) exit 0;; *) exit 1;; esac; fi\necho \"$@\"\n";
+    let [with, without] = ["with", "lacks"].map(|name| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    });
+    let said = String::from_utf8(profile(&with).stdout).unwrap();
+    assert_eq!(said, "-m sublet.profile --json --app a app.py --json\n");
+    for (python, named) in
+        [(without, "does not have the package sublet"), (folder.path().join("none"), "none")]
+    {
+        let output = profile(&python);
+        assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(named) && error.contains("SUBLET_PYTHON"), "{error}");
+    }
 }
 
 #[test]
