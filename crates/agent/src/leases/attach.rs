@@ -354,10 +354,18 @@ mod tests {
 
     #[test]
     fn allocates_the_pages_of_a_segment_before_any_write() {
-        let region = super::segment(1 << 20).unwrap();
+        let region = super::segment(&NumaNodes::default(), 1 << 20).unwrap();
         let taken = rustix::fs::fstat(region.fd()).unwrap().st_blocks * 512;
         assert_eq!(taken, 1 << 20);
         sublet_fabric::region::punch_hole(region.fd(), 0, 1 << 20).unwrap();
         assert_eq!(rustix::fs::fstat(region.fd()).unwrap().st_blocks, 0);
+    }
+
+    #[test]
+    fn allocates_the_pages_of_a_segment_on_the_named_nodes() {
+        let region = super::segment(&NumaNodes::find(&[0]).unwrap(), 1 << 20).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let is_bound = |line: &str| line.contains("/memfd:sublet-segment") && line.contains(" bind:0 ");
+        assert!(maps.lines().any(is_bound), "{} bytes are not bound: {maps}", region.len_bytes());
     }
 }
