@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -241,20 +240,12 @@ fn profile_is_executed_by_the_named_python() {
         let arguments = ["--json", "profile", "--app", "a", "app.py", "--json"];
         sublet(folder.path()).args(arguments).env("SUBLET_PYTHON", python).output().unwrap()
     };
-    // Stands for an interpreter: it has the module if its name says so, and prints what it is to execute.
-    let script = "#!/bin/sh\nif [ \"$1\" = -c ]; then case \"$0\" in *with) exit 0;; *) exit 1;; esac; fi\necho \"$@\"\n";
-    let [with, without] = ["with", "lacks"].map(|name| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path
-    });
-    let said = String::from_utf8(profile(&with).stdout).unwrap();
-    assert_eq!(said, "-m sublet.profile --json --app a app.py --json\n");
-    for (python, named) in
-        [(without, "does not have the package sublet"), (folder.path().join("none"), "none")]
-    {
-        let output = profile(&python);
+    // Programs in place of an interpreter: one that prints what it is to execute, and one that has no module.
+    let said = String::from_utf8(profile(Path::new("/bin/echo")).stdout).unwrap();
+    assert!(said.ends_with("\n-m sublet.profile --json --app a app.py --json\n"), "{said}");
+    let (lacks, missing) = (Path::new("/bin/false"), folder.path().join("none"));
+    for (python, named) in [(lacks, "does not have the package sublet"), (missing.as_path(), "none")] {
+        let output = profile(python);
         assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains(named) && error.contains("SUBLET_PYTHON"), "{error}");

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         );
         Error::new(Code::InvalidArgument, message)
     };
-    // What Python prints about a package that is broken goes to standard error.
+    // Python prints its errors of a broken package to standard error.
     let found = Command::new(&python).args(["-c", FIND]).status().map_err(|error| cannot(&error))?;
     if !found.success() {
         let message = format!(
