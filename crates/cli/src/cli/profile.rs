@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use clap::Args;
 use sublet_proto::{Code, Error};
@@ -42,8 +42,8 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         );
         Error::new(Code::InvalidArgument, message)
     };
-    // Python prints its errors of a broken package to standard error.
-    let found = Command::new(&python).args(["-c", FIND]).status().map_err(|error| cannot(&error))?;
+    let found = Command::new(&python).args(["-c", FIND]).stderr(Stdio::null()).status();
+    let found = found.map_err(|error| cannot(&error))?;
     if !found.success() {
         let message = format!(
             "{shown} does not have the package sublet with its module profile: install it there, or name another Python by \
