@@ -5,7 +5,7 @@
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 
-readonly MODULE=duckdb==2.0.1 FOLDER=$top/target/tools/duckdb
+readonly MODULE=duckdb==1.5.5 FOLDER=$top/target/tools/duckdb
 python=python3
 if ! "$python" -c 'import duckdb' 2>/dev/null; then
     python=$FOLDER/bin/python

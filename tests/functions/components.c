@@ -313,6 +313,18 @@ SUBLET_FUNCTION uint32_t later(void *in, uint32_t size, void *out) {
     return size;
 }
 
+/* Answers with the bytes of "shown". */
+SUBLET_FUNCTION uint32_t show(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel shown;
+    uint64_t bytes;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "shown", &shown) || sublet_channel_size(context, shown, &bytes))
+        return failed(context);
+    if (bytes > sublet_capacity(context)) return sublet_fail(context, "more bytes than an output has");
+    if (sublet_channel_read(context, shown, 0, out, bytes)) return failed(context);
+    return (uint32_t)bytes;
+}
+
 /* Writes into "numbers" in place, where others have written, which it may do if its edge says so. */
 SUBLET_FUNCTION uint32_t scribble(void *in, uint32_t size, void *out, sublet_context *context) {
     sublet_channel numbers;

@@ -1,6 +1,7 @@
 //! Tests of graphs of functions: how they are planned, run, resumed and started by events.
 
 mod dags;
+mod device_memory;
 mod graphs;
 mod plans;
 mod runners;

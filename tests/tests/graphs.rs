@@ -205,6 +205,7 @@ fn schema_refuses_what_check_refuses() {
         ("/components/3/initial_bytes", json!((1u64 << 40) + 1)),
         ("/components/3/limit_bytes", json!((1u64 << 50) + 1)),
         ("/components/3/result", json!("yes")),
+        ("/components/3/medium", json!("tape")),
         ("/edges/0/type", json!("calls")),
         ("/edges/0/rights", json!("read")),
         ("/edges/0/when", json!("")),

@@ -76,7 +76,7 @@ impl ImageScene {
     }
 
     /// The folder of a package of [`MODULE`] in an image.
-    fn package(&self, name: &str, image: &str, more: &str) -> String {
+    fn nodejs_package(&self, name: &str, image: &str, more: &str) -> String {
         let folder = self.folder.path().join(format!("package-{name}"));
         let functions: String =
             FUNCTIONS.iter().map(|name| format!("[[function]]\nname = \"{name}\"\n")).collect();
@@ -138,7 +138,7 @@ fn functions_are_executed_by_the_nodejs_of_their_image() {
     let platform = scene.platform(&[]);
     let image = scene.node();
     let more = format!("[nodejs]\nversion = \"{}\"\n[environment]\nHUE = \"blue\"\n", major());
-    let deployed = platform.json(&["deploy", &scene.package("app", &image, &more)]);
+    let deployed = platform.json(&["deploy", &scene.nodejs_package("app", &image, &more)]);
     assert_eq!(deployed["builds"][0]["architecture"], format!("nodejs{}-image", major()), "{deployed}");
     let pinned = deployed["builds"][0]["image"].as_str().unwrap();
     assert!(pinned.starts_with(&format!("{image}@sha256:")), "{pinned}");
@@ -163,7 +163,7 @@ fn an_oci_runtime_starts_the_nodejs_of_an_image() {
     }
     let scene = ImageScene::new();
     let platform = scene.platform(&["--container-runtime", crun()]);
-    platform.json(&["deploy", &scene.package("app", &scene.node(), "")]);
+    platform.json(&["deploy", &scene.nodejs_package("app", &scene.node(), "")]);
     assert_runs_in_image(&platform, "app");
 }
 
@@ -172,7 +172,7 @@ fn answer_about_one_language_is_no_answer_about_another() {
     let scene = ImageScene::new();
     let platform = scene.platform(&[]);
     let image = scene.node();
-    platform.json(&["deploy", &scene.package("app", &image, "")]);
+    platform.json(&["deploy", &scene.nodejs_package("app", &image, "")]);
     let lease = || {
         let mut client = platform.client_with(&allocation("app"));
         assert_answers(&client, "only_here", "", "of the image");
@@ -255,7 +255,7 @@ fn images_without_a_usable_nodejs_are_refused_with_the_reason() {
         ),
     ] {
         let image = scene.push(name, &[layer]);
-        platform.json(&["deploy", &scene.package(name, &image, "")]);
+        platform.json(&["deploy", &scene.nodejs_package(name, &image, "")]);
         // The image is asked once, and the answer is the same.
         for _ in 0..2 {
             let refused = platform.invoker().allocate(&allocation(name));
@@ -271,14 +271,14 @@ fn nodejs_of_another_version_or_machine_than_required_is_refused() {
     let platform = scene.platform(&[]);
     let PackedInterpreter { version, layer, .. } = packed();
     let image = scene.node();
-    platform.json(&["deploy", &scene.package("later", &image, "[nodejs]\nversion = \"999\"\n")]);
+    platform.json(&["deploy", &scene.nodejs_package("later", &image, "[nodejs]\nversion = \"999\"\n")]);
     let refused = platform.invoker().allocate(&allocation("later"));
     let has = format!("has Node.js {version}, and m.js is for Node.js 999");
     assert_fails(refused, Code::WrongArchitecture, &[&has]);
     let machine = format!("\"architecture\": \"{}\"", sublet_image::manifest::HERE);
     let foreign = (machine.as_str(), "\"architecture\": \"s390x\"");
     let image = scene.push_with("machines", std::slice::from_ref(layer), foreign);
-    platform.json(&["deploy", &scene.package("machines", &image, "")]);
+    platform.json(&["deploy", &scene.nodejs_package("machines", &image, "")]);
     let refused = platform.invoker().allocate(&allocation("machines"));
     assert_fails(refused, Code::WrongArchitecture, &["linux/s390x"]);
 }

@@ -82,6 +82,7 @@ use crate::listener::acceptor;
 use crate::listener::network::ListenerState;
 use crate::machine::capacity::{self, Cores};
 use crate::machine::neighbours::Neighbours;
+use crate::machine::numa::NumaNodes;
 use crate::machine::resources::{FreeResources, ResourcePool};
 use crate::machine::state::{AgentStateFolder, system, utf8};
 use crate::node::Node;
@@ -117,6 +118,8 @@ pub struct AgentOptions {
     pub shared: Option<SharedCores>,
     /// Memory that the agent lends, in bytes. By default three quarters of the usable memory.
     pub memory_bytes: Option<u64>,
+    /// NUMA nodes that the memory of segments is allocated on. By default the kernel chooses.
+    pub numa_nodes: Vec<u32>,
     /// The worker program of native code; those of other kinds of packages stand beside it.
     pub worker: PathBuf,
     /// The program that makes sandboxes.
@@ -281,7 +284,8 @@ fn open_node(
 ) -> Result<(Node, Option<TcpListener>), Error> {
     let cores = capacity::cores(options.cores, options.shared)?;
     let shared_places = options.shared.map_or(0, |shared| shared.places);
-    let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
+    let numa = NumaNodes::find(&options.numa_nodes)?;
+    let memory_bytes = capacity::memory_bytes(numa.to_lend(options.memory_bytes)?)?;
     let memory_bytes = capacity::without_standby(memory_bytes, options.warm.standby_bytes)?;
     let open =
         |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
@@ -310,6 +314,7 @@ fn open_node(
         calibration,
         stopping: Signal::new()?,
         pool: ResourcePool::new(FreeResources::new(cores, memory_bytes, shared_places)?),
+        numa,
         execution,
         leases,
         clients: ClientAccess::new(options.clients, options.connections, listener_state),

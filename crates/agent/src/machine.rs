@@ -2,6 +2,7 @@
 
 pub(crate) mod capacity;
 pub(crate) mod neighbours;
+pub(crate) mod numa;
 pub(crate) mod resources;
 pub(crate) mod shared;
 pub(crate) mod sizes;

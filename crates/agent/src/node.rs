@@ -10,6 +10,7 @@ use sublet_proto::{Error, pu};
 use crate::execution::ExecutionMeans;
 use crate::leases::NodeLeases;
 use crate::listener::ClientAccess;
+use crate::machine::numa::NumaNodes;
 use crate::machine::resources::ResourcePool;
 use crate::shim::link::ShimLinks;
 use crate::signal::Signal;
@@ -28,6 +29,8 @@ pub(crate) struct Node {
     /// Raised when the agent stops; every thread that waits for a client watches it.
     pub(crate) stopping: Signal,
     pub(crate) pool: ResourcePool,
+    /// NUMA nodes of segments.
+    pub(crate) numa: NumaNodes,
     pub(crate) execution: ExecutionMeans,
     pub(crate) leases: NodeLeases,
     pub(crate) clients: ClientAccess,

@@ -28,6 +28,7 @@ mod memory;
 mod output;
 mod package;
 pub(crate) mod parse;
+mod profile;
 mod ps;
 mod pus;
 mod runner;
@@ -69,6 +70,7 @@ Examples:
   sublet secret set DB_KEY < file                store a value that functions get as an environment variable
   sublet memory mount /tmp/spill                 mount a folder of leased memory, for programs that spill to files
   sublet graph show app.json                     draw an application of several components
+  sublet profile app.py                          propose where to split an application in Python
   sublet fabrics                                 show the networks that can carry calls on this machine
   sublet doctor                                  show how well its sandboxes isolate
 
@@ -120,6 +122,7 @@ enum Command {
     Logs(logs::Arguments),
     Bill(bill::Arguments),
     Graph(graph::Arguments),
+    Profile(profile::Arguments),
     Run(runs::Arguments),
     Gc(gc::Arguments),
     Token(token::Arguments),
@@ -187,6 +190,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Environment(arguments) => environment::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Graph(arguments) => graph::run(&arguments, output),
+        Command::Profile(arguments) => profile::run(&arguments, output),
         Command::Run(arguments) => runs::run(&arguments, output),
         Command::Gc(arguments) => gc::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
@@ -238,6 +242,32 @@ mod tests {
             assert!(command.get_about().is_some(), "{} says nothing about itself", command.get_name());
             assert!(command.get_after_help().is_some(), "{} has no example", command.get_name());
         }
+    }
+
+    #[test]
+    fn help_lists_every_command_with_its_purpose() {
+        let help = Arguments::command().render_help().to_string();
+        for command in Arguments::command().get_subcommands() {
+            let describes = |line: &str| {
+                let mut words = line.split_whitespace();
+                words.next() == Some(command.get_name()) && words.next().is_some()
+            };
+            assert!(help.lines().any(describes), "the help lacks {}:\n{help}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn profile_passes_its_arguments_on() {
+        let passed = |words: &[&str]| {
+            let parsed = Arguments::try_parse_from(["sublet", "profile"].iter().chain(words)).unwrap();
+            match parsed.command {
+                Command::Profile(arguments) => (parsed.json, arguments.given),
+                other => panic!("{other:?}"),
+            }
+        };
+        let program = ["--patch", "split.patch", "app.py", "--json", "-n", "3"];
+        assert_eq!(passed(&program), (false, program.map(Into::into).to_vec()));
+        assert_eq!(passed(&["--json", "app.py"]), (true, vec!["app.py".into()]));
     }
 
     /// The command lines of a help text's examples, without their explanations, redirections and the programs around them.

@@ -214,6 +214,7 @@ fn every_command_explains_itself_with_an_example() {
         "agent",
         "deploy",
         "ps",
+        "profile",
         "lease",
         "bill",
         "token",
@@ -230,6 +231,25 @@ fn every_command_explains_itself_with_an_example() {
     }
     let script = run(folder.path(), &["completions", "bash"]).stdout;
     assert!(String::from_utf8_lossy(&script).contains("complete"));
+}
+
+#[test]
+fn profile_is_executed_by_the_named_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = |python: &Path| {
+        let arguments = ["--json", "profile", "--app", "a", "app.py", "--json"];
+        sublet(folder.path()).args(arguments).env("SUBLET_PYTHON", python).output().unwrap()
+    };
+    // Programs in place of an interpreter: one that prints what it is to execute, and one that has no module.
+    let said = String::from_utf8(profile(Path::new("/bin/echo")).stdout).unwrap();
+    assert!(said.ends_with("\n-m sublet.profile --json --app a app.py --json\n"), "{said}");
+    let (lacks, missing) = (Path::new("/bin/false"), folder.path().join("none"));
+    for (python, named) in [(lacks, "does not have the package sublet"), (missing.as_path(), "none")] {
+        let output = profile(python);
+        assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(named) && error.contains("SUBLET_PYTHON"), "{error}");
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! The process has the device for itself. At its start it makes and starts all kernels of the package as one vector,
 //! from an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
 //! process's own memory: memory that a client may write at any time is never passed to a driver. The output that a
-//! function leaves in a named buffer stays on the device, for the functions that read it there (Molecule 4.3).
+//! function leaves in a named buffer stays on the device, for the functions that read it there (Molecule 4.3). So does
+//! the output of a graph's component in a memory component on the device.
 //!
 //! A kernel that continues after its deadline ends only with this process. Its call gets an error, and after the client
 //! has received it the process kills itself; the next call starts another.
@@ -16,7 +17,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::worker::engine::{
     self, BufferName, Engine, EngineLoad, ErrorMessage, FunctionCaller, InputSource, OutputSink,
 };
-use sublet_runtime::worker::{program, spawned};
+use sublet_runtime::worker::{program, spawned, worker_run};
 
 use crate::cuda::Cuda;
 use crate::opencl::{self, OpenCl};
@@ -25,6 +26,9 @@ use crate::{
     CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxes, Driver, DriverKind,
     LaunchInput, LaunchOutput, MAX_LANES, Patience,
 };
+use component::ResidentMemory;
+
+mod component;
 
 /// Most bytes of its own memory that a thread keeps between calls, in each direction.
 const KEPT_BYTES: usize = 4 << 20;
@@ -88,20 +92,24 @@ fn not_built(error: DeviceError) -> Error {
 impl<D: Driver> Engine for KernelEngine<D> {
     type Caller<'engine> = KernelCaller<'engine, D>;
 
-    fn caller(&self, _worker: u32) -> Result<KernelCaller<'_, D>, Error> {
-        let (input, output) = (Vec::new(), Vec::new());
+    fn caller(&self, worker: u32) -> Result<KernelCaller<'_, D>, Error> {
+        let (input, output, resident) = (Vec::new(), Vec::new(), Vec::new());
         let (places, message) = (std::array::from_fn(|_| None), ErrorMessage::new());
-        Ok(KernelCaller { engine: self, input, output, places, message, is_lost: false })
+        Ok(KernelCaller { engine: self, worker, input, output, places, resident, message, is_lost: false })
     }
 }
 
 /// State with which one worker thread launches kernels.
 pub struct KernelCaller<'engine, D: Driver> {
     engine: &'engine KernelEngine<D>,
+    /// Number of the worker thread.
+    worker: u32,
     input: Vec<u8>,
     output: Vec<u8>,
     /// Named buffers in the memory of the device.
     places: [Option<DeviceBuffer<D>>; BufferName::COUNT],
+    /// Memory components in the memory of the device.
+    resident: Vec<ResidentMemory<D>>,
     message: ErrorMessage,
     /// A kernel has not ended.
     is_lost: bool,
@@ -116,7 +124,10 @@ impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
         input: engine::CallInput<'_>,
         output: engine::CallOutput<'_>,
     ) -> Result<u32, Code> {
-        self.step(function, InputSource::Given(input), OutputSink::Given(output))
+        match worker_run::current() {
+            Some(run) => self.call_component(&run, function, input, output),
+            None => self.step(function, InputSource::Given(input), OutputSink::Given(output)),
+        }
     }
 
     fn step(

@@ -20,6 +20,7 @@
 //! From: Scad, sections 3.1 and 3.2.
 
 mod check;
+mod device_memory;
 mod document;
 mod model;
 mod parallelism;
@@ -34,9 +35,9 @@ use document::GraphSource;
 
 pub use model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, InstancesFrom, MAX_COMPONENT_CORES,
-    MAX_COMPONENTS, MAX_CONDITION_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM,
-    MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights, Problem, Relation, Resources, Role,
-    RunLimits, VERSION,
+    MAX_COMPONENTS, MAX_CONDITION_BYTES, MAX_DEVICE_MEMORY_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES,
+    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, Medium, MemoryNeed,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 
 impl Graph {

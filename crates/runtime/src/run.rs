@@ -34,7 +34,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use sublet_proto::graph::{self, Graph};
+use sublet_proto::graph::{self, Graph, Medium};
 use sublet_proto::v1::RunInfo;
 use sublet_proto::{Code, Error};
 
@@ -210,6 +210,11 @@ impl Application {
         let (index, need) = need.ok_or_else(|| {
             invalid(format!("{name} is to begin with {} bytes, and is no memory component", bytes.len()))
         })?;
+        if need.medium == Medium::Device {
+            return Err(invalid(format!(
+                "memory component {name} is on a device, and begins with no bytes: have a component write them there"
+            )));
+        }
         if bytes.len() as u64 > need.limit_bytes {
             let (len, limit) = (bytes.len(), need.limit_bytes);
             return Err(invalid(format!(

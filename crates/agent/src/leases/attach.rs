@@ -20,6 +20,7 @@ use crate::leases::ledger::{EnrolledLease, Enrolment};
 use crate::leases::usage::LeaseMeter;
 use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
+use crate::machine::numa::NumaNodes;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
 use crate::machine::sizes::{local_bytes, rings_bytes};
 use crate::node::Node;
@@ -155,7 +156,7 @@ fn hold(
     let usage = UsageLayout::new(lease.workers(), lease.functions);
     let meter = Arc::new(LeaseMeter::open((usage, lease.cores_each()), node.calibration)?);
     let inbox = match lease.is_segment() {
-        true => segment(inbox_bytes)?,
+        true => segment(&node.numa, inbox_bytes)?,
         false => Region::create("sublet-inbox", inbox_bytes)?,
     };
     let variables = variables(node, ticket, lease, &request.variables)?;
@@ -227,11 +228,12 @@ fn variables(
 /// Creates the memory of a segment. Its pages are allocated now and count as the agent's, whichever process writes
 /// them. So the node never lends memory that it does not have, and no process is killed for writing to memory that it
 /// has leased.
-fn segment(len_bytes: u64) -> Result<Region, Error> {
+fn segment(numa: &NumaNodes, len_bytes: u64) -> Result<Region, Error> {
     check_available(len_bytes)?;
     let region = Region::create("sublet-segment", len_bytes)?;
     // Its client hands it on, and to some to read alone.
     bar_writers(region.fd())?;
+    numa.place(&region)?;
     take_pages(region.fd(), 0, len_bytes).map_err(|error| {
         Error::new(
             Code::InsufficientResources,
@@ -352,10 +354,18 @@ mod tests {
 
     #[test]
     fn allocates_the_pages_of_a_segment_before_any_write() {
-        let region = super::segment(1 << 20).unwrap();
+        let region = super::segment(&NumaNodes::default(), 1 << 20).unwrap();
         let taken = rustix::fs::fstat(region.fd()).unwrap().st_blocks * 512;
         assert_eq!(taken, 1 << 20);
         sublet_fabric::region::punch_hole(region.fd(), 0, 1 << 20).unwrap();
         assert_eq!(rustix::fs::fstat(region.fd()).unwrap().st_blocks, 0);
+    }
+
+    #[test]
+    fn allocates_the_pages_of_a_segment_on_the_named_nodes() {
+        let region = super::segment(&NumaNodes::find(&[0]).unwrap(), 1 << 20).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let is_bound = |line: &str| line.contains("/memfd:sublet-segment") && line.contains(" bind:0 ");
+        assert!(maps.lines().any(is_bound), "{} bytes are not bound: {maps}", region.len_bytes());
     }
 }

@@ -453,6 +453,7 @@ pub fn options(folder: &Path, does: &str) -> AgentOptions {
         cores: Some(1),
         shared: None,
         memory_bytes: Some(16 * MIB),
+        numa_nodes: Vec::new(),
         worker: worker(folder, does),
         spawner: spawner(),
         lend_network: false,

@@ -264,6 +264,8 @@ fn an_agent_that_cannot_start_says_why() {
     assert!(error.message.contains("/no/such/worker"), "{error}");
     let error = failure(sublet_agent::AgentOptions { cores: Some(100_000), ..good.clone() });
     assert_eq!(error.code, Code::InsufficientResources);
+    let error = failure(sublet_agent::AgentOptions { numa_nodes: vec![1023], ..good.clone() });
+    assert!(error.code == Code::InvalidArgument && error.message.contains("NUMA node 1023"), "{error}");
     let error = failure(good);
     assert_eq!(error.code, Code::ManagerUnreachable);
     assert!(!folder.path().join("agent.sock").exists());

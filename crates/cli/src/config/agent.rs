@@ -45,6 +45,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         name: settings.needed("name", node_name)?,
         cores: settings.value("cores", cores)?,
         memory_bytes: settings.value("memory", size)?,
+        numa_nodes: settings.list("numa_nodes", numa_node)?,
         shared: shared(settings)?,
         worker: match settings.value("worker", absolute)? {
             Some(worker) => worker,
@@ -86,6 +87,7 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.stronger("token_file", "token")?;
     settings.value("cores", cores)?;
     settings.value("memory", size)?;
+    settings.list("numa_nodes", numa_node)?;
     settings.value("cache", size)?;
     settings.value("temporary", size)?;
     settings.value("standby", size)?;
@@ -184,6 +186,11 @@ fn access(settings: &EffectiveSettings) -> Result<Access, Error> {
             None => Ok(access),
         },
     }
+}
+
+/// Parses the number of a NUMA node; the kernel has at most 1024.
+fn numa_node(text: &str) -> Result<u32, String> {
+    whole_u32(text, 0..=1023)
 }
 
 fn cores(text: &str) -> Result<u32, String> {

@@ -20,6 +20,9 @@ use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::slot::CoreSlot;
 use crate::sync::AtomicU64;
 
+/// Words of a mask of NUMA nodes: the kernel has at most 1024 nodes.
+const NUMA_MASK_WORDS: usize = 16;
+
 /// Rounds `len_bytes` up to whole pages. `None` if the result exceeds 64 bits.
 pub fn page_align(len_bytes: u64) -> Option<u64> {
     Some(len_bytes.checked_add(PAGE_BYTES - 1)? & !(PAGE_BYTES - 1))
@@ -146,6 +149,40 @@ impl Region {
     /// The region's size.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Has all pages of the region allocated on these NUMA nodes from now on, whichever process touches them first.
+    ///
+    /// # Errors
+    /// Those of the kernel: for a node without memory, and where the process may not choose nodes.
+    pub fn bind_to_nodes(&self, nodes: &[u32]) -> Result<(), FabricError> {
+        let failed = |error: std::io::Error| {
+            FabricError::system(
+                format!("mbind of a region of {} bytes to NUMA nodes {nodes:?}", self.len_bytes),
+                error,
+            )
+        };
+        let mut mask = [0_u64; NUMA_MASK_WORDS];
+        for node in nodes {
+            let word = mask.get_mut(to_usize(u64::from(node / u64::BITS)));
+            *word.ok_or_else(|| failed(Errno::INVAL.into()))? |= 1_u64 << (node % u64::BITS);
+        }
+        // The kernel takes the number of bits and one more.
+        let bits = u64::from(u64::BITS) * NUMA_MASK_WORDS as u64 + 1;
+        // SAFETY: the region's own mapping, of which only the place of future pages changes; the mask has the bits that
+        // the call names, and the kernel only reads it.
+        let bound = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.len_bytes,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
+        };
+        if bound == 0 { Ok(()) } else { Err(failed(std::io::Error::last_os_error())) }
     }
 
     /// The descriptor, to be passed to a peer.

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use super::device_memory;
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights,
-    Problem, Relation, Resources, Role, RunLimits, VERSION,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, Medium, MemoryNeed,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 use super::parallelism::{self, Parallelism};
 use super::problems::Problems;
@@ -197,6 +198,9 @@ fn check_swap(bytes: u64, of: (u32, &Resources), at: String, problems: &mut Prob
 }
 
 fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) -> MemoryNeed {
+    if component.medium == Some(Medium::Device) {
+        return device_memory::of(index, component, problems);
+    }
     let at = |field: &str| format!("components[{index}].{field}");
     let given = [
         ("initial_bytes", component.initial_bytes),
@@ -230,7 +234,8 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
     }
     let (initial_bytes, increment_bytes) = (component.initial_bytes, component.increment_bytes);
     let is_result = component.result.unwrap_or_default();
-    MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: component.pool, is_result }
+    let (pool, medium) = (component.pool, Medium::Memory);
+    MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool, is_result, medium }
 }
 
 /// Returns the edges with two existing ends of the right type.
@@ -353,6 +358,7 @@ impl<'graph> Whole<'graph> {
         self.check_memory(problems);
         self.check_swapping(problems);
         self.check_messages(problems);
+        device_memory::check(self.graph, |at| self.reached_from(at), problems);
         parallelism::check_sources(self.graph, |at| self.reached_from(at), &self.certain(), problems);
         self.check_conditions(problems);
     }

@@ -11,8 +11,8 @@ use serde::de::{self, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::model::{
-    Component, Compute, Condition, Edge, Graph, InstancesFrom, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights,
-    Problem, Relation, Resources, Role, RunLimits, VERSION,
+    Component, Compute, Condition, Edge, Graph, InstancesFrom, MAX_DOCUMENT_BYTES, Medium, MemoryNeed,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::pool::Pool;
 
@@ -58,6 +58,8 @@ pub(super) struct ComponentDocument {
     pub(super) pool: Option<Pool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) result: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) medium: Option<Medium>,
 }
 
 /// The number of a component's instances, or what it follows from.
@@ -167,17 +169,23 @@ impl ComponentDocument {
                 resources: Some(resources),
                 ..named
             },
-            Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool, is_result }) => {
-                ComponentDocument {
-                    r#type: ComponentType::Memory,
-                    initial_bytes,
-                    increment_bytes,
-                    limit_bytes: Some(limit_bytes),
-                    pool,
-                    result: is_result.then_some(true),
-                    ..named
-                }
-            }
+            Role::Memory(MemoryNeed {
+                initial_bytes,
+                increment_bytes,
+                limit_bytes,
+                pool,
+                is_result,
+                medium,
+            }) => ComponentDocument {
+                r#type: ComponentType::Memory,
+                initial_bytes,
+                increment_bytes,
+                limit_bytes: Some(limit_bytes),
+                pool,
+                result: is_result.then_some(true),
+                medium: (medium != Medium::default()).then_some(medium),
+                ..named
+            },
         }
     }
 
@@ -198,6 +206,7 @@ impl ComponentDocument {
                 ("limit_bytes", self.limit_bytes.is_some()),
                 ("pool", self.pool.is_some()),
                 ("result", self.result.is_some()),
+                ("medium", self.medium.is_some()),
             ],
         };
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(field, _)| field).collect()

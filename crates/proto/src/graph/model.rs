@@ -24,6 +24,8 @@ pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 pub const MAX_SEGMENTS: u64 = 65_536;
 /// Most instances of a graph that swap.
 pub const MAX_SWAPPING: u32 = 256;
+/// Largest memory component on a device, in bytes: a kernel gets sizes of 32 bits, of which the largest is an error.
+pub const MAX_DEVICE_MEMORY_BYTES: u64 = 0xffff_fffe;
 /// First size of a memory component, and size of its growth, if neither the graph nor earlier runs tell.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
 /// Longest text of a trigger's condition, in bytes.
@@ -149,6 +151,19 @@ pub struct MemoryNeed {
     pub pool: Option<Pool>,
     /// Whether it is the result of the run: then it does not end with the last component, and the client reads it.
     pub is_result: bool,
+    /// Kind of memory that holds it.
+    pub medium: Medium,
+}
+
+/// Kind of memory that holds a memory component.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// Memory of nodes, in segments.
+    #[default]
+    Memory,
+    /// Memory of the device on which the components that access it are executed, one after another by one worker.
+    Device,
 }
 
 /// A relation of two components.

@@ -93,6 +93,8 @@ impl RunHistory {
 
 #[cfg(test)]
 mod tests {
+    use sublet_proto::graph::Medium;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -122,6 +124,7 @@ mod tests {
             limit_bytes: 1 << 40,
             pool: None,
             is_result: false,
+            medium: Medium::Memory,
         };
         history.add(true, vec![used("m", 0, 64 * MIB, 50 * MIB), used("c", 1, 128 * MIB, 10 * MIB)]);
         let (sizes, worker) = (history.memory("m", &memory), history.worker("c", &compute(), 1));
@@ -141,6 +144,7 @@ mod tests {
             limit_bytes: 1 << 34,
             pool: None,
             is_result: false,
+            medium: Medium::Memory,
         };
         for _ in 0..HISTORY_RUNS {
             history.add(true, vec![used("m", 0, MIB, MIB)]);

@@ -3,7 +3,7 @@
 //! instances. The component is made, shared, lost and made anew like all memory, and components that exchange messages
 //! begin again together.
 
-use sublet_proto::graph::{Component, Edge, Graph, MemoryNeed, MemoryRights, Relation, Role};
+use sublet_proto::graph::{Component, Edge, Graph, Medium, MemoryNeed, MemoryRights, Relation, Role};
 use sublet_proto::v1;
 
 use crate::worker::mailbox::QUEUE_BYTES;
@@ -16,8 +16,14 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
         let queues = [edge.from, edge.to].map(|component| u64::from(instances(graph, component)));
         let bytes = (queues[0] + queues[1]) * QUEUE_BYTES;
         let (initial_bytes, increment_bytes) = (Some(bytes), Some(bytes));
-        let memory =
-            MemoryNeed { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None, is_result: false };
+        let memory = MemoryNeed {
+            initial_bytes,
+            increment_bytes,
+            limit_bytes: bytes,
+            pool: None,
+            is_result: false,
+            medium: Medium::Memory,
+        };
         let to = driven.components.len();
         driven.components.push(Component {
             // No name that a document may have.

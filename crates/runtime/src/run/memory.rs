@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
+use std::sync::atomic;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, read_lock, write_lock};
-use sublet_proto::graph::{self, MemoryRights};
+use sublet_proto::graph::{self, Medium, MemoryRights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
@@ -18,7 +19,7 @@ use super::event::{RunEvent, is_lost};
 use super::memory_usage::MemoryComponentUsage;
 use super::planned::PlannedNode;
 use super::traffic::{self, TrafficByComponent};
-use crate::lease::link::lock;
+use crate::lease::link::{lock, protocol};
 use crate::manager::ManagerClient;
 use crate::memory::piece::MemoryPiece;
 use crate::memory::{Memory, MemoryPlan};
@@ -27,6 +28,10 @@ use crate::worker::channel::{ENDED_AT, LEN_AT, OVER_AT};
 pub(super) use link::{Link, LinkTime};
 
 mod link;
+
+/// Number of the next content in the memory of a device. Workers stay with this process, also from one run to the next,
+/// so the numbers are unique in it.
+static NEXT_DEVICE_MEMORY: atomic::AtomicU64 = atomic::AtomicU64::new(1);
 
 /// A memory component of a run.
 pub(super) struct MemoryComponent {
@@ -60,6 +65,8 @@ pub(super) struct MemoryComponent {
     begun: AtomicU32,
     /// Data that compute components have moved, as far as the run has not taken it.
     traffic: Mutex<TrafficByComponent>,
+    /// Number of the content if that is in the memory of a device, otherwise 0.
+    device_memory: u64,
 }
 
 /// State of a memory component.
@@ -158,6 +165,10 @@ impl MemoryComponent {
             cuts: AtomicU32::new(0),
             begun: AtomicU32::new(0),
             traffic: Mutex::default(),
+            device_memory: match of.medium {
+                Medium::Memory => 0,
+                Medium::Device => NEXT_DEVICE_MEMORY.fetch_add(1, Ordering::Relaxed),
+            },
         };
         // A worker sees the length before it asks for the bytes.
         component.word(LEN_AT).store(component.content_bytes(), Ordering::Release);
@@ -417,6 +428,25 @@ impl MemoryComponent {
         self.made(|memory| Err::<(), Error>(memory.lost(segment, error))).err().unwrap_or_else(|| self.over())
     }
 
+    /// A worker process does not have the content, which is in the memory of a device: the components that access it
+    /// begin again.
+    fn lost_on_device(&self) -> Error {
+        if self.device_memory == 0 {
+            return protocol(format!("memory component {} is not on a device", self.name));
+        }
+        let message = format!(
+            "memory component {} is not in the worker: nothing wrote it, or the worker that wrote it has ended",
+            self.name
+        );
+        let error = Error::new(Code::WorkerDied, message);
+        lock(&self.lost).get_or_insert_with(|| error.clone());
+        let (memory, generation) = (self.index, self.generation());
+        let event = RunEvent::MemoryLost { memory, generation, error: error.clone() };
+        // If the receiver is gone, the run is over.
+        let _ = lock(&self.tell).send(event);
+        error
+    }
+
     /// A worker process knows that it is over: why.
     fn why_over(&self) -> Error {
         self.made(|memory| Err::<(), Error>(memory.await_end())).err().unwrap_or_else(|| self.over())
@@ -436,6 +466,7 @@ impl MemoryComponent {
             writable: rights == MemoryRights::Write,
             limit_bytes: self.limit_bytes,
             reserved_bytes: self.plan.reserved_bytes(),
+            device_memory: self.device_memory,
             ..v1::Channel::default()
         }
     }

@@ -192,13 +192,21 @@ pub(super) fn worker(runs: &[EarlierUsage], attempt: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sublet_proto::graph::Medium;
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     fn unsaid(limit_bytes: u64) -> MemoryNeed {
-        MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None, is_result: false }
+        MemoryNeed {
+            initial_bytes: None,
+            increment_bytes: None,
+            limit_bytes,
+            pool: None,
+            is_result: false,
+            medium: Medium::Memory,
+        }
     }
 
     fn worked(used_bytes: u64, allocated_bytes: u64) -> EarlierUsage {
@@ -252,6 +260,7 @@ mod tests {
             limit_bytes: 64 * MIB,
             pool: None,
             is_result: false,
+            medium: Medium::Memory,
         };
         let sizes = memory(&said, &[32 * MIB; 20]);
         assert_eq!(sizes, Sizes { initial_bytes: 4096, increment_bytes: MIB });

@@ -3,8 +3,11 @@
 //! process uses that of its first instance. The component is leased as it is needed, shown and counted like all memory.
 //! When it is lost the compute component begins again, and the swapped bytes are of no further use.
 
-use sublet_proto::graph::{Component, Edge, Graph, MAX_SWAPPING, MemoryNeed, MemoryRights, Relation, Role};
+use sublet_proto::graph::{
+    Component, Edge, Graph, MAX_SWAPPING, Medium, MemoryNeed, MemoryRights, Relation, Role,
+};
 use sublet_proto::limits::{MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAPPING_BYTES};
+use sublet_proto::package::is_device;
 
 /// Part of the names of swap components, which no name in a document can have.
 const OF: &str = "/swap";
@@ -34,8 +37,14 @@ pub(super) fn with_swap_space(graph: &Graph, tenant_swaps: bool) -> Graph {
             // in a run that then swaps much.
             let step_bytes = (swap_bytes / STEPS).next_multiple_of(MIN_SEGMENT_BYTES).max(MIN_STEP_BYTES);
             let (initial_bytes, increment_bytes) = (Some(step_bytes), Some(step_bytes));
-            let memory =
-                MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None, is_result: false };
+            let memory = MemoryNeed {
+                initial_bytes,
+                increment_bytes,
+                limit_bytes,
+                pool: None,
+                is_result: false,
+                medium: Medium::Memory,
+            };
             let number = if instance == 0 { String::new() } else { format!("/{instance}") };
             let to = driven.components.len();
             driven.components.push(Component {
@@ -65,7 +74,10 @@ fn let_all_swap(graph: &mut Graph) {
         let instances = u64::from(compute.parallelism);
         let has_enough = compute.resources.memory_bytes.is_none_or(|bytes| bytes >= MIN_SWAPPING_BYTES);
         let is_fixed = compute.instances_from.is_none();
-        if compute.resources.swap_bytes.is_none() && is_fixed && has_enough && instances <= left {
+        // Workers of devices do not swap, and those that may swap are not passed on with what they have on a device.
+        let is_on_device = compute.resources.pu.as_deref().is_some_and(is_device);
+        let may_swap = compute.resources.swap_bytes.is_none() && is_fixed && !is_on_device;
+        if may_swap && has_enough && instances <= left {
             compute.resources.swap_bytes = Some(CHOSEN_BYTES.min(MAX_SWAP_BYTES / instances.max(1)));
             left -= instances;
         }

@@ -59,6 +59,8 @@ pub struct Channel {
     pub(super) mailbox: Option<v1::Mailbox>,
     /// Set if the channel is the process's swap space.
     pub(super) is_swap: bool,
+    /// Number of the content if that is in the memory of a device, otherwise 0.
+    device_memory: u64,
     client: Arc<GraphClient>,
     /// State of each worker of the process. Written by that worker; others only read it.
     uses: Box<[AtomicU32]>,
@@ -126,11 +128,23 @@ impl Channel {
         // Swapped bytes that come from there are resident, and none are read twice, so the channel needs no cache.
         let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
-        let v1::Channel { component: name, limit_bytes, mailbox, is_swap, .. } = channel;
+        let v1::Channel { component: name, limit_bytes, mailbox, is_swap, device_memory, .. } = channel;
         let uses = (0..workers).map(|_| AtomicU32::new(UNUSED)).collect();
         let claims = (0..workers).map(|_| AtomicU32::new(0)).collect();
         let traffic = TrafficCounters::default();
-        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses, claims, traffic })
+        Ok(Channel {
+            name,
+            rights,
+            limit_bytes,
+            pieces,
+            mailbox,
+            is_swap,
+            device_memory,
+            client,
+            uses,
+            claims,
+            traffic,
+        })
     }
 
     /// Registers that a worker accesses the channel, from now on until its function returns or releases it.
@@ -170,6 +184,25 @@ impl Channel {
     /// Whether it may be written.
     pub fn is_writable(&self) -> bool {
         self.rights == MemoryRights::Write
+    }
+
+    /// Largest length of the component, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Number of the content if that is in the memory of a device. Another content of the component, in this or another
+    /// run of the client, has another number.
+    pub fn device_memory(&self) -> Option<u64> {
+        Some(self.device_memory).filter(|number| *number != 0)
+    }
+
+    /// Reports that this process does not have the content that is in the memory of a device, and returns the error of
+    /// the access. The components that access it begin again.
+    #[cold]
+    pub fn lost_on_device(&self) -> Error {
+        let question = v1::MemoryQuestion { lost_on_device: true, ..v1::MemoryQuestion::default() };
+        self.ask(question).err().unwrap_or_else(|| protocol("lost memory that is there"))
     }
 
     /// Length of the component, in bytes.

@@ -79,13 +79,17 @@ impl WorkerRun {
         self.first_instance.saturating_add(worker)
     }
 
+    /// The channels to memory components that functions access.
+    pub fn memory(&self) -> impl Iterator<Item = &Channel> {
+        self.channels.iter().filter(|channel| channel.mailbox.is_none() && !channel.is_swap)
+    }
+
     /// The channel to a component.
     ///
     /// # Errors
     /// `invalid_argument` without an access edge to it.
     pub fn channel(&self, component: &str) -> Result<&Channel, Error> {
-        let mut memory = self.channels.iter().filter(|channel| channel.mailbox.is_none() && !channel.is_swap);
-        memory.find(|channel| channel.name() == component).ok_or_else(|| {
+        self.memory().find(|channel| channel.name() == component).ok_or_else(|| {
             let message = format!("the graph has no access edge from this component to {component:?}");
             Error::new(Code::InvalidArgument, message)
         })

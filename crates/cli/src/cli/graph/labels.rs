@@ -1,6 +1,6 @@
 //! Texts of a drawn graph: of the boxes of its components, and of its edges.
 
-use sublet_proto::graph::{self, Component, Condition, Edge, Role};
+use sublet_proto::graph::{self, Component, Condition, Edge, Medium, Role};
 
 use crate::cli::parse::show_bytes;
 
@@ -32,6 +32,9 @@ pub(super) fn label(component: &Component) -> [String; 2] {
                 None => &compute.package,
             };
             [format!("{entry}{name}{times}{cores}"), format!("{package}/{}", compute.function)]
+        }
+        Role::Memory(graph::MemoryNeed { medium: Medium::Device, limit_bytes, .. }) => {
+            [name.clone(), format!("{} on a device", show_bytes(*limit_bytes))]
         }
         Role::Memory(graph::MemoryNeed { initial_bytes, increment_bytes, .. }) => {
             let size = |bytes: &Option<u64>| bytes.map_or_else(|| "auto".to_owned(), show_bytes);

@@ -146,6 +146,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "numa_nodes",
+            kind: ValueKind::List,
+            environment: "SUBLET_NUMA_NODES",
+            flag: "numa-nodes",
+            value: "NODE",
+            help: "Numbers of the NUMA nodes on which memory components are allocated",
+            otherwise: Otherwise::Means("the kernel chooses"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "shared_cores",
             kind: ValueKind::Whole,
             environment: "SUBLET_SHARED_CORES",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use sublet_proto::graph::{Compute, Graph, Relation};
+use sublet_proto::graph::{Compute, Graph, Medium, Relation};
 use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::{Code, Error};
 
@@ -15,6 +15,7 @@ use crate::run::application::Application;
 use crate::run::execute::{Cancel, ComponentExecutor, ComponentJob, Environment};
 use crate::run::mailboxes::mailbox;
 use crate::run::memory::{Channels, ComponentAccess, MemoryComponent};
+use crate::run::planned::PlannedNode;
 use crate::run::swapping;
 use crate::run::workers::ComponentWorkers;
 
@@ -143,10 +144,21 @@ impl RunDriver<'_> {
 
     /// Workers that a component can use, of this run or of an earlier one.
     fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
-        let planned = self.journal.planned(component);
+        let planned = match self.has_device_memory(component) {
+            // Its memory is in the workers, wherever the plan has it.
+            true => PlannedNode::Beside,
+            false => self.journal.planned(component),
+        };
         let idle = self.idle.get_mut(environment).and_then(|idle| planned.take(idle));
         let idle = idle.inspect(|workers| workers.hand_on(component));
         idle.or_else(|| self.application.kept(environment, &planned))
+    }
+
+    /// Whether a component accesses memory on a device.
+    fn has_device_memory(&self, component: usize) -> bool {
+        let graph = &self.application.graph;
+        let mut memories = graph.edges_from(component).filter_map(|edge| graph.components[edge.to].memory());
+        memories.any(|memory| memory.medium == Medium::Device)
     }
 
     /// The bytes that a memory component begins with, if there are any.

@@ -354,6 +354,9 @@ impl WorkerResponder {
         if !question.lost_segment.is_empty() {
             return Err(component.lost(&question.lost_segment, &self.node));
         }
+        if question.lost_on_device {
+            return Err(component.lost_on_device());
+        }
         if question.is_over {
             return Err(component.why_over());
         }

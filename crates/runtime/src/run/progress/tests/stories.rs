@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use sublet_proto::graph::{
-    Component, Compute, Condition, Edge, Graph, MemoryNeed, MemoryRights, Relation, Resources, Role,
+    Component, Compute, Condition, Edge, Graph, Medium, MemoryNeed, MemoryRights, Relation, Resources, Role,
     RunLimits,
 };
 use sublet_proto::{Code, Error};
@@ -256,6 +256,7 @@ fn any_graph(dice: &mut Dice) -> Graph {
             limit_bytes,
             pool: None,
             is_result: false,
+            medium: Medium::Memory,
         });
         components.push(Component { name: format!("m{memory}"), role });
     }

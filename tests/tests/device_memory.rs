@@ -1,0 +1,165 @@
+//! Runs of graphs with components on a device, whose memory stays there or is shared with components on processors.
+//! The device is PoCL's: the processor.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sublet::{Access, Application, Code, News, Outcome, RunOptions};
+use sublet_proto::v1::{ComponentUse, Traffic};
+use sublet_tests::assert_fails;
+use sublet_tests::functions::{kernels, library};
+use sublet_tests::graph::{access, compute, document, memory, trigger};
+use sublet_tests::platform::{PlatformProcess, kill};
+use sublet_tests::process::PATIENCE;
+
+fn platform() -> PlatformProcess {
+    let platform = PlatformProcess::start();
+    let kernels = kernels("staying.cl", "", &["mark", "look", "twice"]);
+    let library = library("components.c");
+    for package in [kernels.path(), library.as_path()] {
+        let deployed = platform.run(&[OsStr::new("deploy"), package.as_os_str()]);
+        assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    }
+    platform
+}
+
+fn kernel(name: &str, function: &str) -> Value {
+    json!({
+        "name": name, "type": "compute", "package": "staying", "function": function,
+        "resources": { "pu": "opencl" },
+    })
+}
+
+fn entry(mut component: Value) -> Value {
+    component["entry"] = json!(true);
+    component
+}
+
+/// A memory component on the device.
+fn on_device(name: &str) -> Value {
+    json!({ "name": name, "type": "memory", "medium": "device", "limit_bytes": 4096 })
+}
+
+fn application(platform: &PlatformProcess, document: &[u8]) -> Application {
+    let options = RunOptions { patience: PATIENCE, retries: 100, ..RunOptions::default() };
+    Application::deploy(Access::parse(&platform.address()).unwrap(), document, options).unwrap()
+}
+
+/// The first kernel writes a byte behind the length that it reports, so the second sees it only if the data stayed on
+/// the device. Between the kernels, another component may be executed.
+fn marked(between: bool) -> Vec<u8> {
+    let mut components = vec![
+        entry(kernel("mark", "mark")),
+        kernel("look", "look"),
+        compute("show", "show"),
+        on_device("kept"),
+        memory("shown"),
+    ];
+    let mut edges = vec![
+        trigger("look", "show"),
+        access("mark", "kept", "write"),
+        access("look", "kept", "read"),
+        access("look", "shown", "write"),
+        access("show", "shown", "read"),
+    ];
+    match between {
+        false => edges.push(trigger("mark", "look")),
+        true => {
+            components.push(compute("between", "later"));
+            edges.extend([trigger("mark", "between"), trigger("between", "look")]);
+        }
+    }
+    document("marked", &components, &edges)
+}
+
+fn of<'outcome>(outcome: &'outcome Outcome, name: &str) -> &'outcome ComponentUse {
+    outcome.components.iter().find(|used| used.component == name).unwrap()
+}
+
+/// Data that a component moved to and from a memory component.
+fn moved(outcome: &Outcome, component: &str, memory: &str) -> Traffic {
+    let channels = &of(outcome, component).channels;
+    channels
+        .iter()
+        .find(|channel| channel.memory == memory)
+        .and_then(|channel| channel.traffic)
+        .unwrap_or_default()
+}
+
+#[test]
+fn data_between_kernels_never_leaves_the_device() {
+    let platform = platform();
+    let application = application(&platform, &marked(false));
+    for input in [b"5", b"6"] {
+        let outcome = application.run(input).unwrap();
+        assert_eq!(
+            outcome.outputs[0].1,
+            [vec![input[0], b'M']],
+            "the second kernel sees what the first did not tell of"
+        );
+        for component in ["mark", "look"] {
+            assert_eq!(moved(&outcome, component, "kept"), Traffic::default(), "no byte crosses");
+        }
+        assert_eq!(of(&outcome, "kept").allocated_bytes, 0, "no segment is leased");
+        let written = moved(&outcome, "look", "shown");
+        assert_eq!((written.writes, written.written_bytes), (1, 2));
+        let read = moved(&outcome, "show", "shown");
+        assert_eq!((read.reads, read.read_bytes), (1, 2));
+    }
+}
+
+#[test]
+fn kernels_read_memory_that_other_components_write() {
+    let platform = platform();
+    let components = [
+        entry(compute("fill", "fill")),
+        kernel("twice", "twice"),
+        compute("show", "show"),
+        memory("numbers"),
+        memory("shown"),
+    ];
+    let edges = [
+        trigger("fill", "twice"),
+        trigger("twice", "show"),
+        access("fill", "numbers", "write"),
+        access("twice", "numbers", "read"),
+        access("twice", "shown", "write"),
+        access("show", "shown", "read"),
+    ];
+    let application = application(&platform, &document("twice", &components, &edges));
+    let outcome = application.run(&1000u64.to_le_bytes()).unwrap();
+    let numbers: Vec<u8> = (1..=1000u64).flat_map(u64::to_le_bytes).collect();
+    assert!(outcome.outputs[0].1 == [[numbers.clone(), numbers].concat()], "the numbers two times");
+    assert_eq!(moved(&outcome, "twice", "numbers").read_bytes, 8000);
+    assert_eq!(moved(&outcome, "twice", "shown").written_bytes, 16000);
+}
+
+#[test]
+fn data_that_is_lost_with_its_worker_is_written_again() {
+    let platform = platform();
+    let application = application(&platform, &marked(true));
+    let is_first = AtomicBool::new(true);
+    let outcome = application.run_with(b"5", |news| {
+        let begins = matches!(news, News::Began { component, .. } if component == "between");
+        if begins && is_first.swap(false, Ordering::Relaxed) {
+            // That of the kernels, and perhaps that of this component, which then begins again as well.
+            platform.workers().into_iter().for_each(|worker| kill(worker, Signal::KILL));
+        }
+    });
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.outputs[0].1, [b"5M".to_vec()]);
+    assert!(of(&outcome, "mark").attempts >= 2, "{:?}", of(&outcome, "mark"));
+}
+
+#[test]
+fn memory_on_a_device_begins_with_no_bytes_of_the_caller() {
+    let platform = platform();
+    let application = application(&platform, &marked(false));
+    let contents = vec![("kept".to_owned(), b"7".to_vec())];
+    let refused = application.run_filled(b"5", contents, |_| {}, || true);
+    assert_fails(refused, Code::InvalidArgument, &["kept", "is on a device"]);
+}
