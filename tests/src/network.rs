@@ -249,6 +249,18 @@ impl Host {
         acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
+    /// Number of bytes that have passed the host's interface, in both directions.
+    pub fn passed_bytes(&self) -> u64 {
+        let read = self.run(|| fs::read_to_string("/proc/thread-self/net/dev"));
+        let devices = read.expect("the kernel lists them");
+        let line = devices.lines().find_map(|line| line.trim_start().strip_prefix("eth0:"));
+        let line = line.expect("a host has an interface");
+        let counts: Vec<u64> =
+            line.split_whitespace().map(|count| count.parse().expect("it is a number")).collect();
+        // Of the received bytes, and of the sent ones.
+        counts[0] + counts[8]
+    }
+
     fn path(&self) -> PathBuf {
         PathBuf::from(NAMESPACES).join(&self.namespace)
     }

@@ -6,17 +6,31 @@ use sublet::{LogLine, RunHandle};
 use sublet_proto::v1::{CreateTokenRequest, Role, RunInfo};
 
 use crate::cluster::Cluster;
+use crate::network::Host;
 use crate::platform::sublet;
-use crate::program::ServerProgram;
+use crate::program::{ServerProgram, inside};
 
 /// Starts a runner of all tenants' runs, with the token of an operator, and waits until it serves.
 pub fn start(cluster: &Cluster, name: &str) -> ServerProgram {
-    let request = CreateTokenRequest { role: Role::Operator.into(), ..CreateTokenRequest::default() };
-    start_with(cluster, name, &cluster.token(&request).secret)
+    start_with(cluster, name, &operator_token(cluster))
+}
+
+/// Does what [`start`] does, on a host of the cluster's network.
+pub fn start_on(cluster: &Cluster, name: &str, host: &Host) -> ServerProgram {
+    start_by(cluster, name, &operator_token(cluster), Some(host.entry()))
 }
 
 /// Starts a runner with a token, and waits until it serves.
 pub fn start_with(cluster: &Cluster, name: &str, token: &str) -> ServerProgram {
+    start_by(cluster, name, token, None)
+}
+
+fn operator_token(cluster: &Cluster) -> String {
+    let request = CreateTokenRequest { role: Role::Operator.into(), ..CreateTokenRequest::default() };
+    cluster.token(&request).secret
+}
+
+fn start_by(cluster: &Cluster, name: &str, token: &str, entry: Option<Vec<String>>) -> ServerProgram {
     let token_file = cluster.folder().join(format!("{name}.token"));
     fs::write(&token_file, token).expect("the folder can be written to");
     let arguments = [
@@ -37,7 +51,10 @@ pub fn start_with(cluster: &Cluster, name: &str, token: &str) -> ServerProgram {
         for variable in ["SUBLET_CA", "SUBLET_TOKEN", "SUBLET_TOKEN_FILE"] {
             command.env_remove(variable);
         }
-        command
+        match &entry {
+            None => command,
+            Some(entry) => inside(entry, &command),
+        }
     })
 }
 

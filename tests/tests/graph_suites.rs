@@ -2,6 +2,7 @@
 
 mod dags;
 mod device_memory;
+mod far_clients;
 mod graphs;
 mod plans;
 mod runners;

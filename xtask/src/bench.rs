@@ -242,6 +242,7 @@ mod tests {
         for (command, source) in [
             ("cargo bench -p sublet-sandbox", "crates/sandbox/benches/start.rs"),
             ("cargo bench -p sublet-tests --bench cold", "tests/benches/cold.rs"),
+            ("cargo bench -p sublet-tests --bench hops", "tests/benches/hops.rs"),
         ] {
             let source = fs::read_to_string(root().join(source)).unwrap();
             let end = format!("| `{command}` |");

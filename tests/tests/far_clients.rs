@@ -1,0 +1,102 @@
+//! Runs of clients that are far from the nodes: what components hand on does not pass the client of a detached run.
+//!
+//! Each client is on a machine of its own, whose interface counts the bytes that pass it; see `sublet_tests::network`.
+
+#![allow(clippy::unwrap_used)]
+
+use sublet::{Access, Application, RunHandle, RunOptions};
+use sublet_tests::cluster::{
+    CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores, MANAGER_HOST, TENANT,
+};
+use sublet_tests::functions::library;
+use sublet_tests::graph::chain;
+use sublet_tests::network::{Host, SwitchedNetwork};
+use sublet_tests::process::PATIENCE;
+use sublet_tests::runner;
+
+/// Components of a run, each of which hands on its input.
+const COMPONENTS: u64 = 8;
+/// Bytes that each component hands on.
+const OUTPUT_BYTES: u64 = 200_000;
+
+/// A manager, a node, and the functions of components.c. `None` where this user may not make machines.
+fn cluster() -> Option<Cluster> {
+    let network = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + 1)?;
+    let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
+    cluster.add_agent(LentCores::cores(2));
+    cluster.publish(library("components.c"));
+    Some(cluster)
+}
+
+fn host(cluster: &Cluster, number: u8) -> Host {
+    cluster.network.as_ref().unwrap().host(number)
+}
+
+fn application(access: &Access) -> Application {
+    let options = RunOptions { patience: PATIENCE, retries: 0, ..RunOptions::default() };
+    let document = chain(usize::try_from(COMPONENTS).unwrap());
+    Application::deploy(access.clone(), &document, options).unwrap()
+}
+
+/// Waits for a run on the calling thread's machine, and returns the output of its last component.
+#[track_caller]
+fn output_of(access: &Access, run: &str) -> Vec<u8> {
+    let handle = RunHandle::open(access.clone(), run).unwrap();
+    let mut outcome = handle.wait(Some(PATIENCE)).unwrap_or_else(|error| panic!("{error}"));
+    outcome.outputs.remove(0).1.remove(0)
+}
+
+/// Bytes that no compression makes shorter. The first one makes the components wait for no time.
+fn bytes() -> Vec<u8> {
+    let count = u32::try_from(OUTPUT_BYTES).unwrap();
+    let mut bytes: Vec<u8> = (0..count).map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()[2]).collect();
+    bytes[0] = 0;
+    bytes
+}
+
+#[test]
+fn outputs_of_a_detached_run_do_not_pass_its_client() {
+    let Some(cluster) = cluster() else { return };
+    let (client, manager) = (host(&cluster, CLIENT_HOST), host(&cluster, MANAGER_HOST));
+    let (access, input) = (cluster.user(TENANT), bytes());
+    // A client that drives its run itself has every output on its way.
+    let before = client.passed_bytes();
+    let output = client.run(|| application(&access).run(&input).unwrap().outputs.remove(0).1.remove(0));
+    assert!(output == input, "another output");
+    let driven = client.passed_bytes() - before;
+    assert!(driven > 2 * COMPONENTS * OUTPUT_BYTES, "{driven} bytes");
+    for machine in [MANAGER_HOST, FIRST_AGENT_HOST] {
+        let name = format!("runner-{machine}");
+        let _runner = runner::start_on(&cluster, &name, &host(&cluster, machine));
+        let before = client.passed_bytes();
+        let run = client.run(|| application(&access).detach(&input).unwrap().id().to_owned());
+        let output = manager.run(|| output_of(&access, &run));
+        let detached = client.passed_bytes() - before;
+        assert!(output == input, "another output with {name}");
+        // The input of the run passes it once, and nothing else of this size.
+        assert!((OUTPUT_BYTES..2 * OUTPUT_BYTES).contains(&detached), "{detached} bytes with {name}");
+    }
+}
+
+#[test]
+fn detached_run_ends_while_its_client_is_cut_off() {
+    let Some(cluster) = cluster() else { return };
+    let network = cluster.network.as_ref().unwrap();
+    let (client, manager) = (host(&cluster, CLIENT_HOST), host(&cluster, MANAGER_HOST));
+    let (access, input) = (cluster.user(TENANT), bytes());
+    let run = client.run(|| application(&access).detach(&input).unwrap().id().to_owned());
+    let away = client.address(0);
+    let near = [&manager, &host(&cluster, FIRST_AGENT_HOST)].map(|near| near.address(0));
+    for near in near {
+        network.cut(away, near);
+        network.cut(near, away);
+    }
+    // No process drives the run before.
+    let _runner = runner::start_on(&cluster, "runner", &manager);
+    assert!(manager.run(|| output_of(&access, &run)) == input, "another output");
+    for near in near {
+        network.mend(away, near);
+        network.mend(near, away);
+    }
+    assert!(client.run(|| output_of(&access, &run)) == input, "another output for its client");
+}
