@@ -57,7 +57,7 @@ def measure(options):
     records = []
     with one_node() as client:
         components = [
-            compute("unpack", unpack, entry=True, resources={"memory_bytes": 64 * MIB}),
+            compute("unpack", unpack, entry=True, resources={"memory_bytes": 128 * MIB}),
             memory("table", 16 * MIB, 16 * MIB),
         ]
         application = client.deploy(graph("growth", components, [access("unpack", "table")]), patience=WAIT_S)

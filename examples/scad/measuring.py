@@ -1,4 +1,4 @@
-"""What all rows of the evaluation share: medians of interleaved rounds, processes to compare with, and platforms of several nodes."""
+"""Shared parts of all rows of the evaluation: medians of rounds in turn, processes to compare with, and platforms of several nodes."""
 
 import contextlib
 import json
@@ -60,32 +60,21 @@ def _called(function, arguments, pipe):
     pipe.send({"value": value, "seconds": seconds, "own_bytes": own, "peak_bytes": max(peak_bytes(), own)})
 
 
-def begin(function, *arguments):
-    """Starts a new process that calls the function. Returns what `ended` waits for."""
+def alone(function, *arguments):
+    """Calls the function in a new process. Returns its value, its time, and the process's memory: before the call, and the peak."""
     # A forked process would count the peak of this one as its own.
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_called, args=(function, arguments, there))
     process.start()
     there.close()
-    return process, here
-
-
-def ended(started):
-    """Waits for a process. Returns its function's value, its time, and its memory: at the function's beginning, and the peak."""
-    process, pipe = started
     try:
-        return pipe.recv()
+        return here.recv()
     except EOFError:
         raise SystemExit("a process that Sublet is compared with has failed: its error is above") from None
     finally:
         process.join()
-        pipe.close()
-
-
-def alone(function, *arguments):
-    """Calls the function in a new process, the only one."""
-    return ended(begin(function, *arguments))
+        here.close()
 
 
 def bytes_over_time(outcome):

@@ -57,7 +57,7 @@ def exchange_with_redis(path, number, count):
 def deployed(client, name, pool):
     """A pair as a graph: each run is one."""
     components = [
-        compute("exchange", exchange, entry=True, resources={"memory_bytes": 64 * MIB, "pool": "balanced"}),
+        compute("exchange", exchange, entry=True, resources={"memory_bytes": 128 * MIB, "pool": "balanced"}),
         memory("own", PLACES_OF_A_PAIR * PIECE_BYTES, MIB, pool=pool),
     ]
     document = graph(f"pairs-{name.replace(' ', '-')}", components, [access("exchange", "own")])

@@ -88,8 +88,8 @@ def add(data):
 def deployed(client, rows, count):
     """The stage as a graph."""
     components = [
-        compute("make", make, entry=True, resources={"memory_bytes": 64 * MIB}),
-        compute("add", add, parallelism=count, resources={"memory_bytes": 64 * MIB}),
+        compute("make", make, entry=True, resources={"memory_bytes": 128 * MIB}),
+        compute("add", add, parallelism=count, resources={"memory_bytes": 128 * MIB}),
         memory("rows", rows * ROW_BYTES, MIB),
         memory("sums", max(count * KEYS * 8, MIB), MIB),
     ]

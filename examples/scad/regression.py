@@ -84,7 +84,7 @@ def run(application, rows, steps):
 def measure(options):
     """The records of this row."""
     rows, steps, rounds = (20_000, 10, 1) if options.small else (44 * MB // ROW_BYTES, 200, options.rounds)
-    single, runs = [], [[] for _ in range(RUNS)]
+    single, runs = [], [[] for _ in range(2 if options.small else RUNS)]
     with one_node():
         for _ in range(rounds):
             # A new name: the application has no history.

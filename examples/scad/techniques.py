@@ -1,13 +1,10 @@
-"""What each technique adds: one component fills memory and another one reads it, with one more technique each time (Scad, figure 17)."""
+"""The effect of each technique: one component fills memory and another one reads it, with one more technique each time (Scad, figure 17)."""
 
 import time
 
-import sublet
 from measuring import MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, record, trigger, two_nodes
+from moving import ahead, fill, in_turn, mapped, plain
 
-PIECE_BYTES = 64 << 10
-# Reads that are begun before the first one is waited for.
-AHEAD = 8
 # Each adds a technique to the one before: the pool of the memory, the function that reads, and options of `Client.deploy`.
 STEPS = {
     "memory of another node": ("memory", "in_turn", {"prewarm": None}),
@@ -19,46 +16,6 @@ STEPS = {
 }
 
 
-def fill(data):
-    """Fills the memory."""
-    size = int(bytes(data))
-    channel = sublet.channel("table")
-    for at in range(0, size, PIECE_BYTES):
-        channel.write(at, b"\1" * PIECE_BYTES)
-    channel.sync()
-    return bytes(data)
-
-
-def in_turn(data):
-    """Reads piece by piece, and waits for each."""
-    channel = sublet.channel("table")
-    return b"%d" % sum(channel.read(at, PIECE_BYTES).count(1) for at in range(0, int(bytes(data)), PIECE_BYTES))
-
-
-def ahead(data):
-    """Reads piece by piece, with several on their way."""
-    channel, found, begun = sublet.channel("table"), 0, []
-    for at in range(0, int(bytes(data)), PIECE_BYTES):
-        begun.append(channel.read_async(at, PIECE_BYTES))
-        if len(begun) == AHEAD:
-            found += bytes(begun.pop(0).result()).count(1)
-    return b"%d" % (found + sum(bytes(reading.result()).count(1) for reading in begun))
-
-
-def mapped(data):
-    """Reads without a copy."""
-    size = int(bytes(data))
-    return b"%d" % sublet.channel("table").array(size, "u1").tobytes().count(1)
-
-
-def plain(size):
-    """The same in one process."""
-    table = bytearray(size)
-    for at in range(0, size, PIECE_BYTES):
-        table[at : at + PIECE_BYTES] = b"\1" * PIECE_BYTES
-    return table.count(1)
-
-
 READERS = {"in_turn": in_turn, "ahead": ahead, "mapped": mapped}
 
 
@@ -66,8 +23,8 @@ def deployed(client, number, size, step):
     """The two components with these techniques. Neither can use the workers of the other one."""
     pool, reader, options = step
     components = [
-        compute("fill", fill, entry=True, resources={"memory_bytes": 64 * MIB, "pool": "balanced"}),
-        compute("read", READERS[reader], resources={"memory_bytes": 64 * MIB + 4096, "pool": "balanced"}),
+        compute("fill", fill, entry=True, resources={"memory_bytes": 128 * MIB, "pool": "balanced"}),
+        compute("read", READERS[reader], resources={"memory_bytes": 128 * MIB + 4096, "pool": "balanced"}),
         memory("table", size, MIB, pool=pool),
     ]
     edges = [trigger("fill", "read"), access("fill", "table"), access("read", "table", "read")]

@@ -5,6 +5,7 @@ import sys
 import time
 
 from measuring import MIB, WAIT_S, compute, graph, interleaved, median, one_node, record, trigger
+from napping import nap
 
 # Options of `Client.deploy` for each way to start.
 WAYS = {
@@ -14,17 +15,10 @@ WAYS = {
 }
 
 
-def nap(data):
-    """Sleeps for as many milliseconds as the message says, and hands that on."""
-    time.sleep(int(bytes(data)) / 1000)
-    return bytes(data)
-
-
 def chain(client, name, count, options):
     """A chain of components that cannot use each other's workers."""
-    parts = [compute(f"c{at}", nap, entry=at == 0, resources={"memory_bytes": 64 * MIB + at * 4096}) for at in range(count)]
-    for part in parts[1:]:
-        del part["entry"]
+    parts = [compute(f"c{at}", nap, resources={"memory_bytes": 64 * MIB + at * 4096}) for at in range(count)]
+    parts[0]["entry"] = True
     edges = [trigger(f"c{at}", f"c{at + 1}") for at in range(count - 1)]
     return client.deploy(graph(f"warm-{name.replace(' ', '-')}", parts, edges), patience=WAIT_S, **options)
 
