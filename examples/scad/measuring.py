@@ -11,7 +11,6 @@ import tempfile
 import time
 
 import sublet
-from sublet._command import program
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -19,6 +18,8 @@ MIB = 1 << 20
 PATIENCE_S = 60
 # Longest time that a component waits for cores, in seconds.
 WAIT_S = 120
+# Time for which workers are kept for the next run, in seconds.
+KEPT_S = 0.5
 
 
 def record(row, case, measure, unit, ours, **more):
@@ -77,6 +78,17 @@ def alone(function, *arguments):
         here.close()
 
 
+def warmed(run):
+    """Calls `run` twice, with workers that are kept in between. Returns the result of the second call, when the workers have ended.
+
+    Kept workers have their cores, which the next way to measure needs.
+    """
+    run()
+    result = run()
+    time.sleep(2 * KEPT_S)
+    return result
+
+
 def bytes_over_time(outcome):
     """Leased and used memory over time of a run, in byte-seconds."""
     leased, used = (sum(part[field] for part in outcome.components) * 1e-6 for field in ("allocated_byte_us", "used_byte_us"))
@@ -124,6 +136,9 @@ def two_nodes(cores):
 
     They reach each other over loopback.
     """
+    # Imported here, because workers import this module, too.
+    from sublet._command import program
+
     with tempfile.TemporaryDirectory(prefix="sublet-scad-") as folder, contextlib.ExitStack() as started:
         address = f"unix:{folder}/manager/manager.sock"
         environment = dict(os.environ, SUBLET_MANAGER=address)

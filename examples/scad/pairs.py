@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import sublet
-from measuring import MB, MIB, WAIT_S, access, compute, graph, interleaved, median, memory, record, two_nodes
+from measuring import KEPT_S, MB, MIB, WAIT_S, access, compute, graph, interleaved, median, memory, record, two_nodes, warmed
 from store import Connection, Server
 
 PIECE_BYTES = 64 << 10
@@ -61,7 +61,7 @@ def deployed(client, name, pool):
         memory("own", PLACES_OF_A_PAIR * PIECE_BYTES, MIB, pool=pool),
     ]
     document = graph(f"pairs-{name.replace(' ', '-')}", components, [access("exchange", "own")])
-    return client.deploy(document, patience=WAIT_S, keep_alive=60, fabric="tcp")
+    return client.deploy(document, patience=WAIT_S, keep_alive=KEPT_S, fabric="tcp")
 
 
 def timed(pairs, count, start):
@@ -87,11 +87,9 @@ def measure(options):
             return pool.starmap(exchange_with_redis, [(server.path, number, count) for number in range(pairs)], chunksize=1)
 
         starts = {name: runs(application) for name, application in applications.items()} | {"redis": with_redis}
-        # Starts the workers and the processes.
-        for start in starts.values():
-            timed(cores, count, start)
         for pairs in numbers:
-            results = interleaved({name: lambda start=start: timed(pairs, count, start) for name, start in starts.items()}, rounds)
+            ways = {name: lambda start=start: warmed(lambda: timed(pairs, count, start)) for name, start in starts.items()}
+            results = interleaved(ways, rounds)
             beside, apart = results["beside the component"], results["on one node"]
             for field, measure, unit in (("us", "an access", "us"), ("mb_per_s", "all accesses together", "MB/s")):
                 peers = {"memory on one other node": median(apart, field), "Redis": median(results["redis"], field)}

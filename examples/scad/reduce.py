@@ -13,12 +13,13 @@ import time
 import numpy
 
 import sublet
-from measuring import MB, MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, one_node, own_bytes, peak_bytes, record, trigger
+from measuring import KEPT_S, MB, MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, one_node, own_bytes, peak_bytes, record, trigger, warmed
 from store import Connection, Server
 
 KEYS = 1 << 16
 # A key and a value, of 8 bytes each.
 ROW_BYTES = 16
+PAGE_BYTES = 4096
 # Rows that are generated at a time, so that this needs little memory.
 BLOCK_ROWS = 1 << 18
 PHASES = ("fetch", "unpickle", "compute", "store")
@@ -90,7 +91,7 @@ def deployed(client, rows, count):
     components = [
         compute("make", make, entry=True, resources={"memory_bytes": 128 * MIB}),
         compute("add", add, parallelism=count, resources={"memory_bytes": 128 * MIB}),
-        memory("rows", rows * ROW_BYTES, MIB),
+        memory("rows", -(-rows * ROW_BYTES // PAGE_BYTES) * PAGE_BYTES, MIB),
         memory("sums", max(count * KEYS * 8, MIB), MIB),
     ]
     edges = [
@@ -100,7 +101,7 @@ def deployed(client, rows, count):
         access("add", "rows", "read"),
         access("add", "sums"),
     ]
-    return client.deploy(graph(f"reduce-{rows}-{count}", components, edges), patience=WAIT_S, keep_alive=60)
+    return client.deploy(graph(f"reduce-{rows}-{count}", components, edges), patience=WAIT_S, keep_alive=KEPT_S)
 
 
 def by_graph(application, rows, count):
@@ -114,17 +115,17 @@ def by_graph(application, rows, count):
 
 def summary(instances, seconds, held_bytes):
     """A run of the stage: its time, the longest of each phase, and the memory that it held without and with that of processes."""
-    own_bytes = sum(instance["own_bytes"] for instance in instances)
+    processes = sum(instance["own_bytes"] for instance in instances)
     return {
         "sum": sum(instance["sum"] for instance in instances),
         "seconds": seconds,
         "bytes": held_bytes,
-        "all_bytes": held_bytes + own_bytes,
+        "all_bytes": held_bytes + processes,
         **{phase: max(instance["phases"][phase] for instance in instances) for phase in PHASES},
     }
 
 
-def serve(path, number, count, rows, pipe):
+def serve(path, number, pipe):
     """An instance of the stage with Redis: waits until the stage begins, and sends what it found."""
     with Connection(path) as connection:
         pipe.send(None)
@@ -160,7 +161,7 @@ def by_redis(server, rows, count):
     pipes, processes = [], []
     for number in range(count):
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(server.path, number, count, rows, there))
+        process = context.Process(target=serve, args=(server.path, number, there))
         process.start()
         there.close()
         pipes.append(here)
@@ -196,10 +197,8 @@ def compared(client, server, size, count, rounds):
     """Runs the stage in all ways, in turn, for this size in bytes and number of instances."""
     rows = size // ROW_BYTES
     application = deployed(client, rows, count)
-    # Starts the workers.
-    by_graph(application, rows, count)
     ways = {
-        "sublet": lambda: by_graph(application, rows, count),
+        "sublet": lambda: warmed(lambda: by_graph(application, rows, count)),
         "redis": lambda: by_redis(server, rows, count),
         "single": lambda: alone(by_one_process, rows)["value"],
     }

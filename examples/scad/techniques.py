@@ -2,7 +2,7 @@
 
 import time
 
-from measuring import MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, record, trigger, two_nodes
+from measuring import KEPT_S, MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, record, trigger, two_nodes, warmed
 from moving import ahead, fill, in_turn, mapped, plain
 
 # Each adds a technique to the one before: the pool of the memory, the function that reads, and options of `Client.deploy`.
@@ -12,7 +12,7 @@ STEPS = {
     "memory of the same node": ("balanced", "ahead", {"prewarm": None}),
     "mapped": ("balanced", "mapped", {"prewarm": None}),
     "next component prepared ahead": ("balanced", "mapped", {"prewarm": 0}),
-    "workers kept": ("balanced", "mapped", {"prewarm": None, "keep_alive": 60}),
+    "workers kept": ("balanced", "mapped", {"prewarm": None, "keep_alive": KEPT_S}),
 }
 
 
@@ -44,10 +44,11 @@ def measure(options):
 
     with two_nodes(2) as client:
         applications = {name: deployed(client, number, size, step) for number, (name, step) in enumerate(STEPS.items())}
-        # Brings the package to the node, and starts the workers that are kept.
+        # Brings the package to the node.
         for application in applications.values():
             timed(application)
         ways = {name: lambda application=application: timed(application) for name, application in applications.items()}
+        ways["workers kept"] = lambda run=ways["workers kept"]: warmed(run)
         ways["single"] = lambda: {"ms": alone(plain, size)["seconds"] * 1000}
         results = interleaved(ways, rounds)
     limit = median(results["single"], "ms")

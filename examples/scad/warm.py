@@ -4,20 +4,21 @@ import subprocess
 import sys
 import time
 
-from measuring import MIB, WAIT_S, compute, graph, interleaved, median, one_node, record, trigger
+from measuring import KEPT_S, MIB, WAIT_S, compute, graph, interleaved, median, one_node, record, trigger, warmed
 from napping import nap
 
 # Options of `Client.deploy` for each way to start.
 WAYS = {
     "cold": {"prewarm": None},
     "prepared ahead": {"prewarm": 0},
-    "kept": {"prewarm": None, "keep_alive": 60},
+    "kept": {"prewarm": None, "keep_alive": KEPT_S},
 }
 
 
 def chain(client, name, count, options):
-    """A chain of components that cannot use each other's workers."""
-    parts = [compute(f"c{at}", nap, resources={"memory_bytes": 64 * MIB + at * 4096}) for at in range(count)]
+    """A chain of components. They cannot use each other's workers, unless workers are kept."""
+    step = 0 if "keep_alive" in options else 4096
+    parts = [compute(f"c{at}", nap, resources={"memory_bytes": 64 * MIB + at * step}) for at in range(count)]
     parts[0]["entry"] = True
     edges = [trigger(f"c{at}", f"c{at + 1}") for at in range(count - 1)]
     return client.deploy(graph(f"warm-{name.replace(' ', '-')}", parts, edges), patience=WAIT_S, **options)
@@ -40,14 +41,13 @@ def measure(options):
     records = []
     with one_node() as client:
         chains = {name: chain(client, name, count, more) for name, more in WAYS.items()}
-        # Starts the workers that are kept.
-        chains["kept"].run(b"1")
         for nap_ms in naps:
             message = b"%d" % nap_ms
             ways = {name: lambda run=application.run: beyond(lambda: run(message), nap_ms) for name, application in chains.items()}
+            ways["kept"] = lambda run=ways["kept"]: warmed(run)
             ways["process"] = lambda: beyond(lambda: processes(nap_ms), nap_ms)
             ways["limit"] = lambda: beyond(lambda: [time.sleep(nap_ms / 1000) for _ in range(count)], nap_ms)
-            results = interleaved(ways, 1 if nap_ms >= 1000 else rounds)
+            results = interleaved(ways, rounds if nap_ms < 1000 else 1)
             limit, process = (median(results[name], "ms") for name in ("limit", "process"))
             records += [
                 record("warm", f"functions of {nap_ms} ms, {name}", "time beyond the function", "ms", median(results[name], "ms"), limit=limit, limit_of="sleeping only", peers={"a process each": process})
