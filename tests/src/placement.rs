@@ -148,7 +148,7 @@ fn simulate(method: &mut impl PlacementMethod, scale: PlacementScale) -> Placeme
     tally
 }
 
-/// The first node that has enough free, from the first one on.
+/// Greedy method, which takes the first node that has enough free.
 struct GreedyPlacement {
     free: Vec<(u32, u64)>,
 }
@@ -364,7 +364,7 @@ mod tests {
     const SCALE: PlacementScale = PlacementScale { nodes: 200, applications: 2_000 };
 
     #[test]
-    fn core_places_more_pairs_on_one_node_than_the_greedy_method() {
+    fn core_places_more_pairs_together_than_greedy_method() {
         let report = report(SCALE);
         let together = &report[0];
         assert_eq!(together["measure"], "pairs on one node");

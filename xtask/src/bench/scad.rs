@@ -27,7 +27,7 @@ struct Row {
     commands: &'static [&'static str],
 }
 
-/// All rows, in the order of the paper's figures.
+/// All rows, in the order of the paper.
 const ROWS: &[Row] = &[
     Row { name: "regression", commands: &["examples/scad/run regression --json"] },
     Row { name: "regression-c", commands: &["examples/logistic_regression/run --redis --json"] },
