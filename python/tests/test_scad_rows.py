@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ def run(platform, *words):
 )
 def test_row_is_measured_beside_its_peers(platform, row, peers):
     pytest.importorskip("numpy")
+    # Debian's redis-tools have the server under the second name.
+    if "Redis" in peers and not any(map(shutil.which, ("redis-server", "redis-check-rdb"))):
+        pytest.skip("no redis-server")
     ended = run(platform, row, "--json")
     assert ended.returncode == 0, ended.stderr
     records = json.loads(ended.stdout)

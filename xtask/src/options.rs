@@ -49,3 +49,29 @@ impl ChoreOptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> io::Result<ChoreOptions> {
+        ChoreOptions::parse(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn one_word_may_precede_the_options() {
+        let mut options = parsed(&["scad", "--only", "warm"]).unwrap();
+        assert_eq!(options.take_part().as_deref(), Some("scad"));
+        assert_eq!(options.take("only").as_deref(), Some("warm"));
+        options.end().unwrap();
+    }
+
+    #[test]
+    fn words_and_options_that_no_chore_takes_are_errors() {
+        let error = |words: &[&str]| parsed(words).and_then(ChoreOptions::end).unwrap_err().to_string();
+        assert_eq!(error(&["scad"]), "\"scad\" is not an option");
+        assert_eq!(error(&["--only", "warm"]), "there is no option --only");
+        assert_eq!(error(&["--only", "warm", "scad"]), "\"scad\" is not an option");
+        assert_eq!(error(&["--only"]), "only needs a value");
+    }
+}

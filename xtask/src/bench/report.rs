@@ -141,7 +141,7 @@ fn named(table: String, commands: &[&str]) -> String {
 }
 
 /// Formats rows below a heading, or returns `None` if there are none.
-pub fn formatted(heading: &str, rows: &[Vec<String>]) -> Option<String> {
+fn formatted(heading: &str, rows: &[Vec<String>]) -> Option<String> {
     let line = "|---".repeat(heading.matches('|').count() - 1);
     let lines: String = rows.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
     (!rows.is_empty()).then(|| format!("{heading}\n{line}|\n{lines}"))
@@ -166,6 +166,17 @@ mod tests {
 
     fn measurements(line: &str) -> Vec<Measurement> {
         Measurement::all_of(line)
+    }
+
+    #[test]
+    fn text_of_both_commands_is_removed() {
+        let document = format!(
+            "a\n{BEGIN_OF_SCAD}\n`sublet bench x --json`\n{END}\nb\n{BEGIN}\n`sublet bench y --json`\n{END}\nc\n"
+        );
+        let rest = without_measurements(&document);
+        assert!(!rest.contains("sublet bench"), "{rest}");
+        assert!(["a\n", "\nb\n", "\nc\n"].iter().all(|text| rest.contains(text)), "{rest}");
+        assert_eq!(without_measurements("no marks"), "no marks");
     }
 
     #[test]
