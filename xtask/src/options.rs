@@ -72,6 +72,6 @@ mod tests {
         assert_eq!(error(&["scad"]), "\"scad\" is not an option");
         assert_eq!(error(&["--only", "warm"]), "there is no option --only");
         assert_eq!(error(&["--only", "warm", "scad"]), "\"scad\" is not an option");
-        assert_eq!(error(&["--only"]), "only needs a value");
+        assert_eq!(error(&["--only"]), "--only needs a value");
     }
 }
