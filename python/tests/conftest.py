@@ -25,6 +25,7 @@ _LACKS = [
     (r"could not import '(\w+)", lambda name: importlib.util.find_spec(name) is None),
     (r"no patch", lambda: shutil.which("patch") is None),
     (r"no C compiler", lambda: shutil.which("cc") is None),
+    (r"no redis-server", lambda: not any(map(shutil.which, ("redis-server", "redis-check-rdb")))),
     (r"no network namespaces", lambda: not _makes_network_namespaces()),
     (r"(/dev/fuse)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),

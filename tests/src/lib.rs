@@ -35,6 +35,7 @@ pub mod mutation;
 pub mod nats;
 pub mod network;
 pub mod numbers;
+pub mod placement;
 pub mod platform;
 pub mod process;
 pub mod program;

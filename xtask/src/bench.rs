@@ -13,6 +13,7 @@ mod plot;
 #[cfg(test)]
 mod quantities;
 mod report;
+mod scad;
 mod speed;
 
 use std::fs;
@@ -42,9 +43,13 @@ const MEASURING: [&str; 4] = ["sublet bench ", LINK, "cargo bench ", "examples/"
 /// The error's name where a machine lacks what a fabric needs.
 const UNAVAILABLE: &str = "\"fabric_unavailable\"";
 
-/// Builds, then runs the commands one after the other.
-pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
-    options.end()?;
+/// Builds, then runs the commands one after the other; with the word `scad`, those of Scad's evaluation.
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
+    match options.take_part().as_deref() {
+        None => options.end()?,
+        Some("scad") => return scad::chore(options),
+        Some(other) => return Err(io::Error::other(format!("bench {other:?}: there is only `bench scad`"))),
+    }
     let mut step = Step::start("bench", Show::Everything)?;
     let outcome = measure(&mut step)?;
     let tally = step.finish(outcome)?;
@@ -77,15 +82,16 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     }
     fs::write(root().join(PLOT), plot::svg("Latency of a hot echo", &series))?;
     let machine = machine();
-    write(DOCUMENT, &format!("{machine}\n\n{}", report::tables(&measurements, &unmeasured)))?;
-    write(README, &format!("{machine}\n\n{}", speed::table(&measurements)))?;
+    let text = format!("{machine}\n\n{}", report::tables(&measurements, &unmeasured));
+    write(DOCUMENT, report::BEGIN, &text)?;
+    write(README, report::BEGIN, &format!("{machine}\n\n{}", speed::table(&measurements)))?;
     Ok(StepOutcome::from(all_passed))
 }
 
-/// Writes the text between the marks of a document.
-fn write(document: &str, text: &str) -> io::Result<()> {
+/// Writes the text behind a mark of a document.
+fn write(document: &str, begin: &str, text: &str) -> io::Result<()> {
     let path = root().join(document);
-    match report::insert(&fs::read_to_string(&path)?, text) {
+    match report::insert(&fs::read_to_string(&path)?, begin, text) {
         Some(written) => fs::write(path, written),
         None => Err(io::Error::other(format!("{document} has no place for measurements"))),
     }
@@ -134,9 +140,10 @@ impl<'text> MeasuringCommand<'text> {
         let mut command = match (self.link, self.words[0]) {
             (Some(_), _) => Command::new(root().join(LINK)),
             (None, "cargo") => cargo(),
+            (None, scad::PROGRAM) => scad::program(),
             (None, _) => Command::new(root().join("scripts/with-sublet.sh")),
         };
-        let is_program = self.link.is_some() || self.words[0] == "cargo";
+        let is_program = self.link.is_some() || ["cargo", scad::PROGRAM].contains(&self.words[0]);
         command.current_dir(root()).args(&self.words[usize::from(is_program)..]);
         let (succeeded, lines) = step.run_and_keep(command)?;
         let measurements = self.measurements(&lines);
@@ -215,7 +222,7 @@ mod tests {
     fn the_documents_have_places_for_measurements() {
         for path in [DOCUMENT, README] {
             let document = fs::read_to_string(root().join(path)).unwrap();
-            assert!(report::insert(&document, "").is_some(), "{path}");
+            assert!(report::insert(&document, report::BEGIN, "").is_some(), "{path}");
         }
         let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
         assert!(document.contains("](latency.svg)"), "{DOCUMENT} does not show the plot");

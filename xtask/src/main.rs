@@ -106,6 +106,11 @@ const CHORES: &[Chore] = &[
         run: bench::chore,
     },
     Chore {
+        usage: "bench scad [--only ROW,...]",
+        help: "measure the evaluation of Scad beside its peers, and write its section of docs/performance.md",
+        run: bench::chore,
+    },
+    Chore {
         usage: "verbs-vm [--only PART,...] [--limit SECONDS]",
         help: "the fabric's suite and latency over verbs, in an emulated machine",
         run: verbs_vm::chore,

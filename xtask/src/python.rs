@@ -204,8 +204,16 @@ pub fn check_sanitized(step: &mut Step, module: &Path, runtime: &Path) -> io::Re
     step.run(command)
 }
 
+/// Installs the wheel of the release build and NumPy into the virtual environment of this name.
+pub fn install_with_numpy(step: &mut Step, name: &str) -> io::Result<bool> {
+    let trial = Trial { interpreter: PYTHON, profile: "release", name };
+    let modules: Vec<_> =
+        MODULES.iter().filter(|module| module.starts_with("numpy==")).map(OsStr::new).collect();
+    install_wheel(step, trial, &modules)
+}
+
 /// Returns the folder of the virtual environment of this name.
-fn environment(name: &str) -> PathBuf {
+pub fn environment(name: &str) -> PathBuf {
     root().join("target/xtask").join(name)
 }
 

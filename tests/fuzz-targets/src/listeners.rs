@@ -178,6 +178,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         devices: Some(Vec::new()),
         idle_timeout: None,
         pool: None,
+        numa_nodes: Vec::new(),
         rack: String::new(),
         clients: ClientUsers::OwnUser,
         connections: Default::default(),

@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use super::report::{BEGIN, END};
+use super::report::{BEGIN, BEGIN_OF_SCAD, END};
 use super::{DOCUMENT, README};
 use crate::map::files;
 use crate::root;
@@ -67,8 +67,9 @@ impl Exception {
 }
 
 /// The marks around text that a measuring command writes.
-const WRITTEN: [(&str, &str); 2] = [
+const WRITTEN: [(&str, &str); 3] = [
     (BEGIN, END),
+    (BEGIN_OF_SCAD, END),
     ("<!-- begin of the results of use_cases.py -->", "<!-- end of the results of use_cases.py -->"),
 ];
 

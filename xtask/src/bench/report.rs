@@ -13,16 +13,21 @@ pub const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
 /// The mark after that text.
 pub const END: &str = "<!-- to here -->";
 
-/// Replaces the text between the two marks of the document. Returns `None` if the document lacks a mark.
-pub fn insert(document: &str, measurements: &str) -> Option<String> {
-    let (before, rest) = document.split_once(BEGIN)?;
+/// The mark before the text that `cargo xtask bench scad` writes; [`END`] is after that, too.
+pub const BEGIN_OF_SCAD: &str = "<!-- Written by `cargo xtask bench scad` from here -->";
+
+/// Replaces the text between a mark and the next end mark of the document. Returns `None` if the document lacks one of them.
+pub fn insert(document: &str, begin: &str, measurements: &str) -> Option<String> {
+    let (before, rest) = document.split_once(begin)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n\n{measurements}\n{END}{after}"))
+    Some(format!("{before}{begin}\n\n{measurements}\n{END}{after}"))
 }
 
-/// Removes the text between the two marks from the document.
+/// Removes all text that commands have written from the document.
 pub fn without_measurements(document: &str) -> String {
-    insert(document, "").unwrap_or_else(|| document.to_owned())
+    [BEGIN, BEGIN_OF_SCAD]
+        .iter()
+        .fold(document.to_owned(), |text, begin| insert(&text, begin, "").unwrap_or(text))
 }
 
 /// A measuring command that failed or measured nothing.
@@ -174,12 +179,23 @@ mod tests {
     }
 
     #[test]
+    fn text_of_both_commands_is_removed() {
+        let document = format!(
+            "a\n{BEGIN_OF_SCAD}\n`sublet bench x --json`\n{END}\nb\n{BEGIN}\n`sublet bench y --json`\n{END}\nc\n"
+        );
+        let rest = without_measurements(&document);
+        assert!(!rest.contains("sublet bench"), "{rest}");
+        assert!(["a\n", "\nb\n", "\nc\n"].iter().all(|text| rest.contains(text)), "{rest}");
+        assert_eq!(without_measurements("no marks"), "no marks");
+    }
+
+    #[test]
     fn measurements_stand_between_the_marks_and_all_else_stays() {
         let document = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
-        let new = insert(&document, "new\n").unwrap();
+        let new = insert(&document, BEGIN, "new\n").unwrap();
         assert_eq!(new, format!("before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"));
-        assert_eq!(insert(&new, "new\n").unwrap(), new);
-        assert!(insert("no marks", "new").is_none());
+        assert_eq!(insert(&new, BEGIN, "new\n").unwrap(), new);
+        assert!(insert("no marks", BEGIN, "new").is_none());
     }
 
     #[test]
