@@ -69,6 +69,7 @@ mod memory;
 mod memory_usage;
 mod news;
 mod options;
+mod parking;
 mod planned;
 mod progress;
 mod report;
@@ -78,6 +79,7 @@ mod sizes;
 mod swapping;
 mod traffic;
 mod uses;
+mod warmth;
 mod workers;
 
 impl Invoker {

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed, MemoryRights,
-    Problem, Relation, Resources, Role, RunLimits, VERSION,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, MAX_WARM_S, MemoryNeed,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION, Warmth,
 };
 use super::parallelism::{self, Parallelism};
 use super::problems::Problems;
@@ -24,6 +24,8 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
     }
     problems.check_name("name".into(), &document.name);
     check_limits(&document.limits, &mut problems);
+    let warm = document.warm.unwrap_or_default();
+    check_warm(warm, &mut problems);
     let (components, edges) = (document.components.len(), document.edges.len());
     for (what, count, least, most) in
         [("components", components, 1, MAX_COMPONENTS), ("edges", edges, 0, MAX_EDGES)]
@@ -47,7 +49,7 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
             self::component(index, component, parallelism, &mut problems)
         });
     let components = components.collect();
-    let graph = Graph { name: document.name, components, edges, limits: document.limits };
+    let graph = Graph { name: document.name, components, edges, limits: document.limits, warm };
     if problems.0.is_empty() {
         Whole::new(&graph).check(&mut problems);
     }
@@ -67,6 +69,16 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
         graph.edges
     );
     Ok(graph)
+}
+
+fn check_warm(warm: Warmth, problems: &mut Problems) {
+    if let Warmth::For(seconds) = warm
+        && !(1..=MAX_WARM_S).contains(&seconds)
+    {
+        let message =
+            format!("{seconds} s: idle workers are kept for 1 to {MAX_WARM_S} s, \"auto\" or \"off\"");
+        problems.add("warm", message);
+    }
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Problems) {
