@@ -54,7 +54,10 @@ impl Parking {
     /// Makes the application of a run that was taken use kept workers, if its graph says so.
     pub(super) fn open(&self, application: Application, taken: &RunInfo) -> (Application, Option<ParkedRun>) {
         let plan = match application.described.warm {
-            Warmth::Off => return (application, None),
+            // What is kept for other graphs yields to its components, too.
+            Warmth::Off => {
+                return (application.keeping(Duration::ZERO, self.kept.clone(), String::new()), None);
+            }
             Warmth::For(seconds) => {
                 WarmPlan { prewarm_after: Duration::ZERO, keep_alive: Duration::from_secs(seconds.into()) }
             }
