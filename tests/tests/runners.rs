@@ -385,6 +385,12 @@ fn runs_that_are_not_there_are_refused() {
     refused(&["runner", "--name", "a b"], Code::InvalidArgument);
     let unnamed = Runner::start(one.0.clone(), RunnerOptions::new("", 1), |_| {});
     assert_fails(unnamed.map(drop), Code::InvalidArgument, &["1 to 64"]);
+    let options = RunnerOptions { idle_bin: Duration::ZERO, ..RunnerOptions::new("first", 1) };
+    assert_fails(
+        Runner::start(one.0.clone(), options, |_| {}).map(drop),
+        Code::InvalidArgument,
+        &["idle_bin"],
+    );
 
     let _runner = runner::start(&cluster, "first");
     assert_eq!(output_of(&run), b"\0x");

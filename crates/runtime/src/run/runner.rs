@@ -104,7 +104,7 @@ impl Runner {
     /// Starts a runner, which calls `tell` with its events.
     ///
     /// # Errors
-    /// `invalid_argument` if the name is not valid or `at_once` is 0, and as for [`ManagerClient::connect_with`].
+    /// `invalid_argument` if the name is not valid, or `at_once` or `idle_bin` is 0, and as for [`ManagerClient::connect_with`].
     pub fn start(
         access: Access,
         options: RunnerOptions,
@@ -117,6 +117,10 @@ impl Runner {
                 "a runner with the name {name:?} that drives {at_once} runs at a time: the name has 1 to 64 visible ASCII \
                  characters, and the number is 1 or more"
             );
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        if idle_bin.is_zero() {
+            let message = "times between runs cannot be counted in bins of no width: idle_bin is 0";
             return Err(Error::new(Code::InvalidArgument, message));
         }
         let manager = ManagerClient::connect_with(access.clone())?;
