@@ -1,4 +1,5 @@
 // Graphs of components by the C++ interface, against a running Sublet that has the package of components.c.
+#include <chrono>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -122,12 +123,12 @@ void what_cannot_be_throws() {
 }
 
 void a_detached_run_is_waited_for_by_its_identifier() {
+    sublet::invoker invoker;
     const auto application = sublet::application::deploy(invoker, COUNTED);
     const auto begun = application.detach(std::vector<std::uint64_t>{10});
     const auto opened = sublet::detached_run::open(invoker, begun.id());
     const auto outcome = opened.wait();
-    CHECK(outcome.run == begun.id() && outcome.outputs.size() == 2);
-    CHECK(outcome.outputs[0].as<std::uint64_t>() + outcome.outputs[1].as<std::uint64_t>() == 55);
+    CHECK(outcome.run == begun.id() && sum_of(outcome) == 55);
     CHECK(status_of([&] { begun.cancel(); }) == SUBLET_UNKNOWN_RUN);
     const auto absent = sublet::detached_run::open(invoker, "absent");
     CHECK(status_of([&] { absent.wait(std::chrono::seconds(1)); }) == SUBLET_UNKNOWN_RUN);
