@@ -123,6 +123,35 @@ static void a_graph_is_opened_by_its_name_and_by_its_digest(void) {
     sublet_application_free(application);
 }
 
+static void a_detached_run_is_waited_for_by_its_identifier(void) {
+    sublet_application *application = deployed(COUNTED, NULL);
+    sublet_run *begun = NULL, *opened = NULL;
+    sublet_outcome *outcome = NULL;
+    const char *id = NULL;
+    uint64_t most = 10;
+    CHECK_OK(sublet_application_detach(application, &most, sizeof most, &begun));
+    sublet_application_free(application);
+    CHECK_OK(sublet_run_id(begun, &id));
+    CHECK(strlen(id) == 32);
+    CHECK_OK(sublet_run_open(invoker, id, &opened));
+    CHECK_OK(sublet_run_wait(opened, UINT64_MAX, &outcome));
+    check_sum(outcome, most);
+    sublet_outcome_free(outcome);
+    outcome = NULL;
+    CHECK_STATUS(sublet_run_cancel(begun), SUBLET_UNKNOWN_RUN);
+    sublet_run_free(begun);
+    sublet_run_free(opened);
+    CHECK_OK(sublet_run_open(invoker, "absent", &opened));
+    CHECK_STATUS(sublet_run_wait(opened, 0, &outcome), SUBLET_UNKNOWN_RUN);
+    CHECK_STATUS(sublet_run_wait(NULL, 0, &outcome), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_run_wait(opened, 0, NULL), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_run_id(opened, NULL), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_application_detach(NULL, NULL, 0, &begun), SUBLET_INVALID_ARGUMENT);
+    CHECK(outcome == NULL);
+    sublet_run_free(opened);
+    sublet_run_free(NULL);
+}
+
 static void a_component_that_fails_or_dies_ends_its_run_with_the_reason(void) {
     sublet_application *application = deployed(COUNTED, NULL);
     sublet_outcome *outcome = NULL;
@@ -207,6 +236,7 @@ int main(void) {
         {"a_graph_is_run_and_says_what_it_had", a_graph_is_run_and_says_what_it_had},
         {"a_result_in_memory_is_read_until_its_outcome_is_freed", a_result_in_memory_is_read_until_its_outcome_is_freed},
         {"a_graph_is_opened_by_its_name_and_by_its_digest", a_graph_is_opened_by_its_name_and_by_its_digest},
+        {"a_detached_run_is_waited_for_by_its_identifier", a_detached_run_is_waited_for_by_its_identifier},
         {"a_component_that_fails_or_dies_ends_its_run_with_the_reason",
          a_component_that_fails_or_dies_ends_its_run_with_the_reason},
         {"a_listener_that_has_enough_gives_the_run_up", a_listener_that_has_enough_gives_the_run_up},

@@ -1,4 +1,5 @@
 // Graphs of components by the C++ interface, against a running Sublet that has the package of components.c.
+#include <chrono>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -121,11 +122,24 @@ void what_cannot_be_throws() {
     CHECK(is_refused);
 }
 
+void a_detached_run_is_waited_for_by_its_identifier() {
+    sublet::invoker invoker;
+    const auto application = sublet::application::deploy(invoker, COUNTED);
+    const auto begun = application.detach(std::vector<std::uint64_t>{10});
+    const auto opened = sublet::detached_run::open(invoker, begun.id());
+    const auto outcome = opened.wait();
+    CHECK(outcome.run == begun.id() && sum_of(outcome) == 55);
+    CHECK(status_of([&] { begun.cancel(); }) == SUBLET_UNKNOWN_RUN);
+    const auto absent = sublet::detached_run::open(invoker, "absent");
+    CHECK(status_of([&] { absent.wait(std::chrono::seconds(1)); }) == SUBLET_UNKNOWN_RUN);
+}
+
 const test TESTS[] = {
     TEST(applications_are_movable_and_not_copyable),
     TEST(a_graph_is_run_and_says_what_it_had),
     TEST(a_result_in_memory_is_read_as_long_as_its_outcome_exists),
     TEST(what_a_listener_throws_gives_the_run_up_and_is_thrown),
+    TEST(a_detached_run_is_waited_for_by_its_identifier),
     TEST(what_cannot_be_throws),
 };
 

@@ -8,3 +8,4 @@ mod plans;
 mod runners;
 mod runs;
 mod triggers;
+mod warm_runs;

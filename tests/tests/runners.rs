@@ -383,8 +383,14 @@ fn runs_that_are_not_there_are_refused() {
     refused(&["graph", "run", "chain", "--detach", "--output", "x"], Code::InvalidArgument);
     refused(&["runner", "--at-once", "0"], Code::InvalidArgument);
     refused(&["runner", "--name", "a b"], Code::InvalidArgument);
-    let unnamed = Runner::start(one.0.clone(), RunnerOptions { name: String::new(), at_once: 1 }, |_| {});
+    let unnamed = Runner::start(one.0.clone(), RunnerOptions::new("", 1), |_| {});
     assert_fails(unnamed.map(drop), Code::InvalidArgument, &["1 to 64"]);
+    let options = RunnerOptions { idle_bin: Duration::ZERO, ..RunnerOptions::new("first", 1) };
+    assert_fails(
+        Runner::start(one.0.clone(), options, |_| {}).map(drop),
+        Code::InvalidArgument,
+        &["idle_bin"],
+    );
 
     let _runner = runner::start(&cluster, "first");
     assert_eq!(output_of(&run), b"\0x");

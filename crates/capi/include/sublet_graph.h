@@ -35,6 +35,9 @@ typedef struct sublet_application sublet_application;
 /* Outcome of a run. */
 typedef struct sublet_outcome sublet_outcome;
 
+/* A run that another process drives. It may outlive the application or the invoker from which it comes. */
+typedef struct sublet_run sublet_run;
+
 /* Options for runs; initialize them with sublet_run_options_default. */
 typedef struct sublet_run_options {
     uint32_t size_bytes;       /* size of this structure */
@@ -157,6 +160,30 @@ SUBLET_API sublet_status sublet_application_run(const sublet_application *applic
  * memory or its outcome is lost, and those of sublet_application_run. */
 SUBLET_API sublet_status sublet_application_resume(const sublet_application *application, const char *run,
                                                    sublet_news_callback news, void *user, sublet_outcome **outcome);
+
+/* Begins a run that a runner drives (`sublet up`, `sublet runner`), and returns when it is stored: it needs this program no more.
+ * The application's keep-alive and hot timeout do not apply to it. Errors: SUBLET_INVALID_ARGUMENT if the graph has a result in
+ * memory, SUBLET_STORE_FULL, SUBLET_QUOTA_EXCEEDED, SUBLET_MANAGER_UNREACHABLE. */
+SUBLET_API sublet_status sublet_application_detach(const sublet_application *application, const void *input, size_t input_bytes,
+                                                   sublet_run **run);
+
+/* Opens a run of any program of the tenant by its identifier. That there is such a run shows when it is used. */
+SUBLET_API sublet_status sublet_run_open(const sublet_invoker *invoker, const char *id, sublet_run **run);
+
+/* Returns the run's identifier, 32 hexadecimal digits, valid until the handle is freed. */
+SUBLET_API sublet_status sublet_run_id(const sublet_run *run, const char **id);
+
+/* Waits until the run has ended, for at most `timeout_ns`; UINT64_MAX is no limit. Errors: that with which the run ended, as
+ * SUBLET_FUNCTION_FAILED or SUBLET_RUN_CANCELLED; SUBLET_DEADLINE_EXCEEDED if it has not ended in time, and continues;
+ * SUBLET_UNKNOWN_RUN; SUBLET_INVALID_ARGUMENT if it succeeded and was not detached: only its program has its outputs then. */
+SUBLET_API sublet_status sublet_run_wait(const sublet_run *run, uint64_t timeout_ns, sublet_outcome **outcome);
+
+/* Ends the run before it is done. A run that was cancelled before stays cancelled. Errors: SUBLET_UNKNOWN_RUN if there is no
+ * such run, or it has ended. */
+SUBLET_API sublet_status sublet_run_cancel(const sublet_run *run);
+
+/* Frees the handle; the run continues. NULL is ignored. */
+SUBLET_API void sublet_run_free(sublet_run *run);
 
 /* Frees an application, and releases its idle workers. The graph stays deployed. NULL is ignored. */
 SUBLET_API void sublet_application_free(sublet_application *application);

@@ -118,6 +118,44 @@ private:
     }
 };
 
+// A run that another process drives, which can be moved but not copied. Its end continues the run.
+class detached_run {
+public:
+    // Opens a run of any program of the tenant by its identifier.
+    static detached_run open(const invoker &client, const std::string &id) {
+        sublet_run *handle = nullptr;
+        detail::check(sublet_run_open(client.get(), id.c_str(), &handle));
+        return detached_run(handle);
+    }
+
+    // Returns the run's identifier.
+    std::string id() const {
+        const char *id = nullptr;
+        detail::check(sublet_run_id(handle_.get(), &id));
+        return id;
+    }
+
+    // Waits until the run has ended, without a limit or for at most this time; see sublet_run_wait.
+    outcome wait() const { return wait_for(UINT64_MAX); }
+    outcome wait(std::chrono::nanoseconds timeout) const { return wait_for(detail::nanoseconds_of(timeout)); }
+
+    // Ends the run before it is done.
+    void cancel() const { detail::check(sublet_run_cancel(handle_.get())); }
+
+private:
+    friend class application;
+
+    struct free_it {
+        void operator()(sublet_run *run) const noexcept { sublet_run_free(run); }
+    };
+
+    explicit detached_run(sublet_run *handle) noexcept : handle_(handle) {}
+
+    inline outcome wait_for(std::uint64_t timeout_ns) const;
+
+    std::unique_ptr<sublet_run, free_it> handle_;
+};
+
 // A deployed graph, which can be moved but not copied.
 class application {
 public:
@@ -159,6 +197,16 @@ public:
     }
     outcome run() const { return run(std::string_view()); }
 
+    // Begins a run that a runner drives, and returns when it is stored.
+    template <typename Container>
+    detached_run detach(const Container &input) const {
+        detail::require_plain_data<std::remove_cv_t<detail::element<const Container>>>();
+        const std::size_t bytes = detail::bytes_of<detail::element<const Container>>(std::size(input));
+        sublet_run *handle = nullptr;
+        detail::check(sublet_application_detach(handle_.get(), std::data(input), bytes, &handle));
+        return detached_run(handle);
+    }
+
     // Continues a run whose program is gone.
     outcome resume(const std::string &run, const listener &hear = {}) const {
         return driven(hear, [&](sublet_news_callback news, void *user, sublet_outcome **handle) {
@@ -167,6 +215,8 @@ public:
     }
 
 private:
+    friend class detached_run;
+
     struct free_it {
         void operator()(sublet_application *application) const noexcept { sublet_application_free(application); }
         void operator()(sublet_outcome *outcome) const noexcept { sublet_outcome_free(outcome); }
@@ -256,6 +306,12 @@ private:
 
     std::unique_ptr<sublet_application, free_it> handle_;
 };
+
+inline outcome detached_run::wait_for(std::uint64_t timeout_ns) const {
+    return application::driven({}, [&](sublet_news_callback, void *, sublet_outcome **handle) {
+        return sublet_run_wait(handle_.get(), timeout_ns, handle);
+    });
+}
 
 } // namespace sublet
 

@@ -1,5 +1,7 @@
 //! Graphs of components and the outcomes of their runs, known to C by handles.
 
+mod detached;
+
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null;

@@ -70,6 +70,7 @@ mod memory;
 mod memory_usage;
 mod news;
 mod options;
+mod parking;
 mod planned;
 mod progress;
 mod report;
@@ -79,6 +80,7 @@ mod sizes;
 mod swapping;
 mod traffic;
 mod uses;
+mod warmth;
 mod workers;
 
 impl Invoker {

@@ -63,10 +63,8 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 
 async fn serve(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
-    let options = RunnerOptions {
-        name: arguments.name.clone().unwrap_or_else(own_node_name),
-        at_once: arguments.at_once,
-    };
+    let name = arguments.name.clone().unwrap_or_else(own_node_name);
+    let options = RunnerOptions::new(name, arguments.at_once);
     let ready =
         RunnerReady { runner: options.name.clone(), at_once: options.at_once, pid: std::process::id() };
     debug_assert!((1..=256).contains(&options.at_once), "{} runs at a time", options.at_once);
@@ -89,7 +87,7 @@ async fn serve(arguments: &Arguments, output: &CommandOutput) -> Result<(), Erro
 
 /// Starts the runner of `sublet up`.
 pub(super) fn start_of_up(access: Access) -> Result<Runner, Error> {
-    Runner::start(access, RunnerOptions { name: own_node_name(), at_once: AT_ONCE }, log)
+    Runner::start(access, RunnerOptions::new(own_node_name(), AT_ONCE), log)
 }
 
 fn log(news: &RunnerNews) {
@@ -98,6 +96,12 @@ fn log(news: &RunnerNews) {
         RunnerNews::Left { run, tenant, error: None } => tracing::info!(run, tenant, "the run succeeded"),
         RunnerNews::Left { run, tenant, error: Some(error) } => {
             tracing::info!(run, tenant, %error, "the run failed, or another process drives it");
+        }
+        RunnerNews::Prewarmed { graph, tenant, error: None } => {
+            tracing::info!(graph, tenant, "leased workers for a run that is expected");
+        }
+        RunnerNews::Prewarmed { graph, tenant, error: Some(error) } => {
+            tracing::info!(graph, tenant, %error, "leased no workers for a run that is expected");
         }
         RunnerNews::Unable { error } => tracing::warn!(%error, "cannot look for detached runs"),
     }

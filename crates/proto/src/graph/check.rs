@@ -6,8 +6,8 @@ use super::device_memory;
 use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENT_CORES, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, Medium, MemoryNeed,
-    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MAX_SWAPPING, MAX_WARM_S, Medium,
+    MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION, Warmth,
 };
 use super::parallelism::{self, Parallelism};
 use super::problems::Problems;
@@ -25,6 +25,8 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
     }
     problems.check_name("name".into(), &document.name);
     check_limits(&document.limits, &mut problems);
+    let warm = document.warm.unwrap_or_default();
+    check_warm(warm, &mut problems);
     let (components, edges) = (document.components.len(), document.edges.len());
     for (what, count, least, most) in
         [("components", components, 1, MAX_COMPONENTS), ("edges", edges, 0, MAX_EDGES)]
@@ -48,7 +50,7 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
             self::component(index, component, parallelism, &mut problems)
         });
     let components = components.collect();
-    let graph = Graph { name: document.name, components, edges, limits: document.limits };
+    let graph = Graph { name: document.name, components, edges, limits: document.limits, warm };
     if problems.0.is_empty() {
         Whole::new(&graph).check(&mut problems);
     }
@@ -68,6 +70,16 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
         graph.edges
     );
     Ok(graph)
+}
+
+fn check_warm(warm: Warmth, problems: &mut Problems) {
+    if let Warmth::For(seconds) = warm
+        && !(1..=MAX_WARM_S).contains(&seconds)
+    {
+        let message =
+            format!("{seconds} s: idle workers are kept for 1 to {MAX_WARM_S} s, \"auto\" or \"off\"");
+        problems.add("warm", message);
+    }
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Problems) {

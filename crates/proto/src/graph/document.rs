@@ -8,11 +8,11 @@ use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::model::{
     Component, Compute, Condition, Edge, Graph, InstancesFrom, MAX_DOCUMENT_BYTES, Medium, MemoryNeed,
-    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION, Warmth,
 };
 use crate::pool::Pool;
 
@@ -28,6 +28,8 @@ pub(super) struct GraphSource {
     pub(super) edges: Vec<EdgeDocument>,
     #[serde(default, deserialize_with = "object")]
     pub(super) limits: RunLimits,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) warm: Option<Warmth>,
 }
 
 /// A component of either type. One structure for both allows to report a field of the other type as such.
@@ -110,6 +112,45 @@ pub(super) enum EdgeType {
     Message,
 }
 
+impl Serialize for Warmth {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Warmth::Off => serializer.serialize_str("off"),
+            Warmth::For(seconds) => serializer.serialize_u32(*seconds),
+            Warmth::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Warmth {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Warmth, D::Error> {
+        deserializer.deserialize_any(WarmthVisitor)
+    }
+}
+
+struct WarmthVisitor;
+
+impl Visitor<'_> for WarmthVisitor {
+    type Value = Warmth;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"auto\", \"off\" or a number of seconds")
+    }
+
+    fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Warmth, E> {
+        // A number that is too large is refused with those that are only a little too large.
+        Ok(Warmth::For(u32::try_from(seconds).unwrap_or(u32::MAX)))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Warmth, E> {
+        match text {
+            "auto" => Ok(Warmth::Auto),
+            "off" => Ok(Warmth::Off),
+            _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
+        }
+    }
+}
+
 impl GraphSource {
     /// Parses a document. The first part that is not of the form is reported with its position, line and column.
     pub(super) fn parse(json: &[u8]) -> Result<GraphSource, Problem> {
@@ -141,6 +182,7 @@ impl GraphSource {
             components: graph.components.iter().map(|of| ComponentDocument::of(of, name)).collect(),
             edges: graph.edges.iter().map(|edge| EdgeDocument::of(edge, name)).collect(),
             limits: graph.limits.clone(),
+            warm: (graph.warm != Warmth::Off).then_some(graph.warm),
         }
     }
 }

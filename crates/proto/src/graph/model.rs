@@ -30,6 +30,8 @@ pub const MAX_DEVICE_MEMORY_BYTES: u64 = 0xffff_fffe;
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
 /// Longest text of a trigger's condition, in bytes.
 pub const MAX_CONDITION_BYTES: usize = 256;
+/// Longest time for which workers of an application are kept between its runs, in seconds: 4 hours.
+pub const MAX_WARM_S: u32 = 14_400;
 /// Most problems of a document that are reported.
 pub const MAX_PROBLEMS: usize = 64;
 
@@ -44,6 +46,8 @@ pub struct Graph {
     pub edges: Vec<Edge>,
     /// Limits of one run's resources at a time.
     pub limits: RunLimits,
+    /// What runners do with idle workers of detached runs.
+    pub warm: Warmth,
 }
 
 /// A vertex.
@@ -235,6 +239,18 @@ impl RunLimits {
     pub fn limit_application(&self) -> bool {
         self.application_cores.is_some() || self.application_memory_bytes.is_some()
     }
+}
+
+/// What runners do with the idle workers of an application's detached runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Warmth {
+    /// Workers are given back when their run has ended.
+    #[default]
+    Off,
+    /// Workers are kept for so many seconds after a run: 1 to [`MAX_WARM_S`].
+    For(u32),
+    /// Times follow from the arrivals of earlier runs.
+    Auto,
 }
 
 /// A problem in a document.

@@ -520,6 +520,28 @@ fn checks_the_largest_circles_and_layered_graphs() {
     parse(&document(edges)).unwrap();
 }
 
+#[test]
+fn warmth_is_off_unless_the_document_says_otherwise() {
+    assert_eq!(parse(&document()).unwrap().warm, Warmth::Off);
+    for (value, warm) in [
+        (json!("off"), Warmth::Off),
+        (json!("auto"), Warmth::Auto),
+        (json!(1), Warmth::For(1)),
+        (json!(MAX_WARM_S), Warmth::For(MAX_WARM_S)),
+    ] {
+        let graph = parse(&changed("/warm", value)).unwrap();
+        assert_eq!(graph.warm, warm);
+        assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
+    }
+    assert_reports([
+        ("/warm", json!(0), "warm", "kept for 1 to 14400 s"),
+        ("/warm", json!(MAX_WARM_S + 1), "warm", "kept for 1 to 14400 s"),
+        ("/warm", json!(u64::MAX), "warm", "kept for 1 to 14400 s"),
+        ("/warm", json!(-1), "warm", "invalid type"),
+        ("/warm", json!("always"), "warm", "invalid value"),
+    ]);
+}
+
 proptest! {
     #[test]
     fn no_bytes_are_trusted(at in 0usize..2000, value: u8, bytes: Vec<u8>) {

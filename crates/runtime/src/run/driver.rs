@@ -231,7 +231,7 @@ impl<'run> RunDriver<'run> {
                 self.tell_waiting(component, error);
                 self.spare();
                 let kept = self.application.take_kept();
-                let_go(kept.into_values().flatten());
+                let_go(kept.into_iter());
                 Ok(Vec::new())
             }
             RunEvent::Waits { component, error } => {
@@ -577,7 +577,7 @@ fn is_set(flag: Option<&AtomicBool>) -> bool {
 }
 
 /// Gives workers back in the background, as their agents may take time to answer.
-fn let_go(workers: impl Iterator<Item = ComponentWorkers>) {
+pub(super) fn let_go(workers: impl Iterator<Item = ComponentWorkers>) {
     let workers: Vec<ComponentWorkers> = workers.collect();
     if !workers.is_empty() {
         // If there is no thread for it, it is done here.

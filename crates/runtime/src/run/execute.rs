@@ -61,6 +61,8 @@ pub(super) struct ComponentJob {
     pub(super) swaps_if_possible: bool,
     pub(super) near: Vec<String>,
     pub(super) options: RunOptions,
+    /// Time after which the agent ends idle workers; `None`: they may be idle for as long as their client has them.
+    pub(super) idle_timeout: Option<Duration>,
 }
 
 /// Message that the component begins.
@@ -245,7 +247,19 @@ impl ComponentExecutor {
     }
 
     fn lease(&self, wait: Duration, share: BudgetShare) -> Result<ComponentWorkers, Error> {
-        let ComponentJob { application, name, compute, package, near, options, .. } = &self.job;
+        self.job.lease(&self.manager, wait, Some(share))
+    }
+}
+
+impl ComponentJob {
+    /// Leases its workers. Without a share they belong to no run.
+    pub(super) fn lease(
+        &self,
+        manager: &Arc<ManagerClient>,
+        wait: Duration,
+        share: Option<BudgetShare>,
+    ) -> Result<ComponentWorkers, Error> {
+        let ComponentJob { application, name, compute, package, near, options, .. } = self;
         let mut allocation = Allocation::new(package)
             .cores(compute.cores())
             .cores_each(compute.resources.cores_each())
@@ -255,13 +269,13 @@ impl ComponentExecutor {
             .near(near.iter().cloned())
             .warm(format!("{application}/{name}"))
             .wait(wait);
-        if self.job.is_limited {
-            allocation = allocation.application(application, &self.job.run);
+        if self.is_limited {
+            allocation = allocation.application(application, &self.run);
         }
-        if !options.keep_alive.is_zero() {
-            allocation = allocation.idle_timeout(options.keep_alive);
+        if let Some(time) = self.idle_timeout {
+            allocation = allocation.idle_timeout(time);
         }
-        if let Some(bytes) = self.job.memory_bytes {
+        if let Some(bytes) = self.memory_bytes {
             allocation = allocation.memory_bytes(bytes);
         }
         if let Some(fabric) = &options.fabric {
@@ -274,12 +288,12 @@ impl ComponentExecutor {
             allocation = allocation.pool(pool);
         }
         if let Some(bytes) = compute.resources.swap_bytes {
-            allocation = match self.job.swaps_if_possible {
+            allocation = match self.swaps_if_possible {
                 true => allocation.swap_if_possible(bytes),
                 false => allocation.swap_bytes(bytes),
             };
         }
-        let mut invoker = Invoker::of(self.manager.clone())?;
+        let mut invoker = Invoker::of(manager.clone())?;
         invoker.allocate(&allocation)?;
         let first: Vec<UsageReading> = invoker.leases_held().map(UsageReading::ask).collect();
         Ok(ComponentWorkers {
@@ -287,7 +301,8 @@ impl ComponentExecutor {
             first,
             invoker,
             since: Instant::now(),
-            share: Some(share),
+            until: None,
+            share,
         })
     }
 }

@@ -44,7 +44,7 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// The terms for the runner of a detached run. Workers are not kept for later runs, and poll after calls for no time.
+    /// The terms for the runner of a detached run. Workers poll after calls for no time, and are kept if the graph says so.
     pub(super) fn to_terms(&self) -> RunTerms {
         RunTerms {
             patience_ms: millis(self.patience),

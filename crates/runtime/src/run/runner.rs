@@ -15,6 +15,8 @@ use sublet_proto::{Code, Error};
 use super::application::Application;
 use super::lease::{DriverLease, LEASE_MS, is_outage, runner_name};
 use super::options::RunOptions;
+use super::parking::{ExpectedRun, Parking};
+use super::warmth::BIN;
 use crate::access::Access;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
@@ -30,6 +32,15 @@ pub struct RunnerOptions {
     pub name: String,
     /// Largest number of runs that it drives at a time.
     pub at_once: u32,
+    /// Width of the bins in which it counts the times between runs. The default is a minute; tests have shorter ones.
+    pub idle_bin: Duration,
+}
+
+impl RunnerOptions {
+    /// Options of a runner of this name, which drives so many runs at a time.
+    pub fn new(name: impl Into<String>, at_once: u32) -> RunnerOptions {
+        RunnerOptions { name: name.into(), at_once, idle_bin: BIN }
+    }
 }
 
 /// Event of a [`Runner`].
@@ -53,6 +64,15 @@ pub enum RunnerNews {
         /// Reason, unless the run succeeded.
         error: Option<Error>,
     },
+    /// The runner has leased workers for a run that it expects, or tried to.
+    Prewarmed {
+        /// Name of the graph.
+        graph: String,
+        /// Tenant whose leases these are.
+        tenant: String,
+        /// Reason why there are no workers.
+        error: Option<Error>,
+    },
     /// The runner cannot look for runs. It tries again, and reports each reason once.
     Unable {
         /// Error of the managers.
@@ -72,6 +92,7 @@ struct RunnerState {
     access: Access,
     options: RunnerOptions,
     tell: Tell,
+    parking: Parking,
     /// Makes every driver hand its run back.
     leaves: AtomicBool,
     /// Guards no data: the runner's thread holds it from its last look at `leaves` until it waits.
@@ -83,13 +104,13 @@ impl Runner {
     /// Starts a runner, which calls `tell` with its events.
     ///
     /// # Errors
-    /// `invalid_argument` if the name is not valid or `at_once` is 0, and as for [`ManagerClient::connect_with`].
+    /// `invalid_argument` if the name is not valid, or `at_once` or `idle_bin` is 0, and as for [`ManagerClient::connect_with`].
     pub fn start(
         access: Access,
         options: RunnerOptions,
         tell: impl Fn(&RunnerNews) + Send + Sync + 'static,
     ) -> Result<Runner, Error> {
-        let RunnerOptions { name, at_once } = &options;
+        let RunnerOptions { name, at_once, idle_bin } = &options;
         let is_name = name.bytes().all(|byte| byte.is_ascii_graphic()) && (1..=64).contains(&name.len());
         if !is_name || *at_once == 0 {
             let message = format!(
@@ -98,9 +119,15 @@ impl Runner {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
+        if idle_bin.is_zero() {
+            let message = "times between runs cannot be counted in bins of no width: idle_bin is 0";
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
         let manager = ManagerClient::connect_with(access.clone())?;
+        let parking = Parking::new(*idle_bin);
         let state = Arc::new(RunnerState {
             access,
+            parking,
             options,
             tell: Box::new(tell),
             leaves: AtomicBool::new(false),
@@ -144,9 +171,13 @@ impl RunnerState {
 
     /// Takes and drives runs until the runner is stopped.
     fn serve(self: &Arc<RunnerState>, manager: &ManagerClient) {
-        let (mut runs, mut reported) = (Vec::<JoinHandle<()>>::new(), None::<Error>);
+        let (mut runs, mut leasing) = (Vec::<JoinHandle<()>>::new(), Vec::<JoinHandle<()>>::new());
+        let mut reported = None::<Error>;
         while !self.is_stopping() {
             runs.retain(|run| !run.is_finished());
+            leasing.retain(|lease| !lease.is_finished());
+            self.parking.sweep();
+            leasing.extend(self.lease_due());
             debug_assert!(runs.len() <= self.options.at_once as usize, "{} runs at a time", runs.len());
             let taken = match runs.len() < self.options.at_once as usize {
                 true => self.take(manager).and_then(|taken| self.spawn(taken)),
@@ -166,10 +197,26 @@ impl RunnerState {
             }
             self.wait();
         }
-        for run in runs {
+        for run in runs.into_iter().chain(leasing) {
             // The lease of a run whose thread has panicked ends by itself.
             let _ = run.join();
         }
+    }
+
+    /// Leases workers for the runs that are expected, each on a thread of its own.
+    fn lease_due(self: &Arc<RunnerState>) -> Vec<JoinHandle<()>> {
+        let due = std::iter::from_fn(|| self.parking.take_due());
+        let lease = |run: ExpectedRun| {
+            let state = self.clone();
+            let lease = move || {
+                let (graph, tenant) = (run.graph().to_owned(), run.tenant.clone());
+                let error = run.lease().err();
+                (state.tell)(&RunnerNews::Prewarmed { graph, tenant, error });
+            };
+            // Without a thread the next run has a cold start.
+            std::thread::Builder::new().name("sublet prewarm".into()).spawn(lease).ok()
+        };
+        due.filter_map(lease).collect()
     }
 
     fn take(&self, manager: &ManagerClient) -> Result<Option<RunInfo>, Error> {
@@ -217,10 +264,20 @@ impl RunnerState {
         let run = taken.run.clone();
         let opened = RunOptions::of_terms(&taken.terms.clone().unwrap_or_default())
             .and_then(|options| Application::open_by(manager.clone(), &taken.digest, options))
-            .and_then(|application| application.open_taken(taken).map(|opened| (application, opened)));
+            .map(|application| self.parking.open(application, &taken))
+            .and_then(|(application, parked)| {
+                let opened = application.open_taken(taken)?;
+                Ok((application, parked, opened))
+            });
         match opened {
             // The driver ends the run, or hands it back.
-            Ok((application, opened)) => application.drive_taken(&self.options.name, opened, &self.leaves),
+            Ok((application, parked, opened)) => {
+                let driven = application.drive_taken(&self.options.name, opened, &self.leaves);
+                if let Some(parked) = parked.filter(|_| !self.is_stopping()) {
+                    self.parking.ended(application, parked);
+                }
+                driven
+            }
             Err(error) => Err(give_up(&manager, run, epoch, error)),
         }
     }

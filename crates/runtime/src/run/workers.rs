@@ -16,6 +16,8 @@ const LOOK_FOR_AGENTS: Duration = Duration::from_millis(1);
 pub(super) struct ComponentWorkers {
     pub(super) invoker: Invoker,
     pub(super) since: Instant,
+    /// When a runner gives them back, if it keeps them for the next run.
+    pub(super) until: Option<Instant>,
     /// Usage of each lease when its process was ready, and when the current component began.
     pub(super) first: Vec<UsageReading>,
     pub(super) before: Vec<UsageReading>,

@@ -56,6 +56,7 @@ impl RunDriver<'_> {
             compute,
             near,
             options: options.clone(),
+            idle_timeout: self.application.idle_timeout(),
         };
         let environment = Environment::of(&job.compute);
         let (go, going) = channel();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use sublet_proto::graph::{
     Component, Compute, Condition, Edge, Graph, Medium, MemoryNeed, MemoryRights, Relation, Resources, Role,
-    RunLimits,
+    RunLimits, Warmth,
 };
 use sublet_proto::{Code, Error};
 
@@ -260,7 +260,8 @@ fn any_graph(dice: &mut Dice) -> Graph {
         });
         components.push(Component { name: format!("m{memory}"), role });
     }
-    let graph = Graph { name: "g".into(), components, edges, limits: RunLimits::default() };
+    let graph =
+        Graph { name: "g".into(), components, edges, limits: RunLimits::default(), warm: Warmth::default() };
     rotated(graph, dice)
 }
 
