@@ -385,9 +385,9 @@ fn runs_that_are_not_there_are_refused() {
     refused(&["runner", "--name", "a b"], Code::InvalidArgument);
     let unnamed = Runner::start(one.0.clone(), RunnerOptions::new("", 1), |_| {});
     assert_fails(unnamed.map(drop), Code::InvalidArgument, &["1 to 64"]);
-    let options = RunnerOptions { idle_bin: Duration::ZERO, ..RunnerOptions::new("first", 1) };
+    let without_width = RunnerOptions { idle_bin: Duration::ZERO, ..RunnerOptions::new("first", 1) };
     assert_fails(
-        Runner::start(one.0.clone(), options, |_| {}).map(drop),
+        Runner::start(one.0.clone(), without_width, |_| {}).map(drop),
         Code::InvalidArgument,
         &["idle_bin"],
     );
