@@ -1,5 +1,5 @@
-//! Runs of clients that are far from the nodes: what components hand on does not pass the client of a detached run, and the
-//! bytes of memory components pass no client.
+//! Runs of clients that are far from the nodes: what components hand on does not pass the client of a detached run, and
+//! bytes that components share in memory pass no client.
 //!
 //! Each client is on a machine of its own, whose interface counts the bytes that pass it; see `sublet_tests::network`.
 
