@@ -313,6 +313,21 @@ SUBLET_FUNCTION uint32_t later(void *in, uint32_t size, void *out) {
     return size;
 }
 
+/* Answers with as many bytes as the second of the two 64-bit numbers at the beginning of its input says. The first is the
+ * size of the input. The answer begins with both numbers in the other order, so the inputs in a chain have these two sizes
+ * in turn. */
+SUBLET_FUNCTION uint32_t alternate(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t sizes[2], swapped[2];
+    if (size < sizeof sizes) return sublet_fail(context, "which two sizes?");
+    memcpy(sizes, in, sizeof sizes);
+    if (sizes[0] != size) return sublet_fail(context, "an input of another size than it says");
+    if (sizes[1] < sizeof sizes || sizes[1] > sublet_capacity(context)) return sublet_fail(context, "no size of an output");
+    swapped[0] = sizes[1], swapped[1] = sizes[0];
+    memset(out, 0, sizes[1]);
+    memcpy(out, swapped, sizeof swapped);
+    return (uint32_t)sizes[1];
+}
+
 /* Answers with the bytes of "shown". */
 SUBLET_FUNCTION uint32_t show(void *in, uint32_t size, void *out, sublet_context *context) {
     sublet_channel shown;

@@ -42,11 +42,16 @@ pub fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
 /// A graph of `count` components that hand on their input, each after a delay in milliseconds that is the first byte of
 /// it.
 pub fn chain(count: usize) -> Vec<u8> {
+    chain_of("later", count)
+}
+
+/// A graph of `count` components that execute this function, one after the other.
+pub fn chain_of(function: &str, count: usize) -> Vec<u8> {
     let name = |at: usize| format!("step{at}");
     let components: Vec<Value> = (0..count)
         .map(|at| {
             let entry = if at == 0 { json!({ "entry": true }) } else { json!({}) };
-            compute_with(&name(at), "later", &entry)
+            compute_with(&name(at), function, &entry)
         })
         .collect();
     let edges: Vec<Value> = (1..count).map(|at| trigger(&name(at - 1), &name(at))).collect();

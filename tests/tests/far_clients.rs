@@ -1,4 +1,5 @@
-//! Runs of clients that are far from the nodes: what components hand on does not pass the client of a detached run.
+//! Runs of clients that are far from the nodes: what components hand on does not pass the client of a detached run, and
+//! bytes that components share in memory pass no client.
 //!
 //! Each client is on a machine of its own, whose interface counts the bytes that pass it; see `sublet_tests::network`.
 
@@ -9,7 +10,7 @@ use sublet_tests::cluster::{
     CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores, MANAGER_HOST, TENANT,
 };
 use sublet_tests::functions::library;
-use sublet_tests::graph::chain;
+use sublet_tests::graph::{chain, sum_to, sums_by, total};
 use sublet_tests::network::{Host, SwitchedNetwork};
 use sublet_tests::process::PATIENCE;
 use sublet_tests::runner;
@@ -18,12 +19,21 @@ use sublet_tests::runner;
 const COMPONENTS: u64 = 8;
 /// Bytes that each component hands on.
 const OUTPUT_BYTES: u64 = 200_000;
+/// Numbers of eight bytes in a memory component.
+const NUMBERS: u64 = 1 << 20;
 
 /// A manager, a node, and the functions of components.c. `None` where this user may not make machines.
 fn cluster() -> Option<Cluster> {
-    let network = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + 1)?;
+    cluster_of(1, 2)
+}
+
+/// Does what [`cluster`] does, with `nodes` nodes of `cores` cores each.
+fn cluster_of(nodes: u8, cores: u32) -> Option<Cluster> {
+    let network = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + nodes)?;
     let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
-    cluster.add_agent(LentCores::cores(2));
+    for _ in 0..nodes {
+        cluster.add_agent(LentCores::cores(cores));
+    }
     cluster.publish(library("components.c"));
     Some(cluster)
 }
@@ -33,9 +43,12 @@ fn host(cluster: &Cluster, number: u8) -> Host {
 }
 
 fn application(access: &Access) -> Application {
+    deploy(access, &chain(usize::try_from(COMPONENTS).unwrap()))
+}
+
+fn deploy(access: &Access, document: &[u8]) -> Application {
     let options = RunOptions { patience: PATIENCE, retries: 0, ..RunOptions::default() };
-    let document = chain(usize::try_from(COMPONENTS).unwrap());
-    Application::deploy(access.clone(), &document, options).unwrap()
+    Application::deploy(access.clone(), document, options).unwrap()
 }
 
 /// Waits for a run on the calling thread's machine, and returns the output of its last component.
@@ -76,6 +89,27 @@ fn outputs_of_a_detached_run_do_not_pass_its_client() {
         // The input of the run passes it once, and nothing else of this size.
         assert!((OUTPUT_BYTES..2 * OUTPUT_BYTES).contains(&detached), "{detached} bytes with {name}");
     }
+}
+
+#[test]
+fn bytes_of_memory_go_between_nodes_without_the_client() {
+    let Some(cluster) = cluster_of(2, 1) else { return };
+    let (client, access) = (host(&cluster, CLIENT_HOST), cluster.user(TENANT));
+    let nodes = [0, 1].map(|node| host(&cluster, FIRST_AGENT_HOST + node));
+    let of_nodes = || nodes.iter().map(Host::passed_bytes).sum::<u64>();
+    let before = (client.passed_bytes(), of_nodes());
+    let (sum, readers) = client.run(|| {
+        let outcome = deploy(&access, &sums_by("gather")).run(&NUMBERS.to_le_bytes()).unwrap();
+        let share = outcome.components.iter().find(|used| used.component == "share").unwrap();
+        (total(&outcome), share.nodes.clone())
+    });
+    let (by_client, by_nodes) = (client.passed_bytes() - before.0, of_nodes() - before.1);
+    assert_eq!(sum, sum_to(NUMBERS));
+    // Each of the two instances reads half of the numbers. One of them is on another node than the numbers.
+    assert_eq!(readers.len(), 2, "{readers:?}");
+    let moved = NUMBERS * 8 / 2;
+    assert!(by_nodes > 2 * moved, "{by_nodes} bytes have left and reached nodes, {moved} are read");
+    assert!(by_client < moved, "{by_client} bytes have passed the client, {moved} are read");
 }
 
 #[test]
