@@ -1,4 +1,6 @@
 //! Archives, layers and layouts made by hand, including ones that no tool makes.
+
+#![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod tar;

@@ -1,4 +1,6 @@
 //! Registries for tests: Debian's, with its configuration, and a fake one with answers of the test.
+
+#![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;

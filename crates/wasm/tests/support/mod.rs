@@ -1,5 +1,6 @@
 //! Modules for tests, and engines that have loaded them.
 
+#![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod encode;
