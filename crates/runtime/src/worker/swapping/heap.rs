@@ -86,8 +86,8 @@ impl Heap {
 
     #[inline(always)]
     pub(super) fn is_on(&self) -> bool {
-        // The array's own lock guards the data.
-        self.is_on.load(Ordering::Relaxed) != 0
+        // Pairs with the store in `turn_on`: a thread that sees it on knows the array's address when it frees a piece.
+        self.is_on.load(Ordering::Acquire) != 0
     }
 
     /// Whether an address is in the array.
