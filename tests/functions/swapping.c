@@ -262,7 +262,7 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         memset(other, 7, 4 * MIB);
         pid_t child = fork();
         if (child == 0) {
-            /* What it maps is its own. */
+            /* The mappings of the child are its own. */
             unsigned char *own = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0);
             if (own == MAP_FAILED) _exit(2);
             memset(own, 8, 4 * MIB);
