@@ -62,7 +62,7 @@ def measure(options):
         ]
         application = client.deploy(graph("growth", components, [access("unpack", "table")]), patience=WAIT_S)
         for count in counts:
-            # Neither way compresses it.
+            # The block is compressed outside of both times.
             block = packed()
             message = b"%8d" % count + block
 
