@@ -13,7 +13,7 @@ import time
 import numpy
 
 import sublet
-from measuring import KEPT_S, MB, MIB, WAIT_S, access, alone, compute, graph, interleaved, median, memory, one_node, own_bytes, peak_bytes, record, trigger, warmed
+from measuring import KEPT_S, MB, MIB, WAIT_S, GrownMemory, access, alone, compute, graph, interleaved, median, memory, one_node, own_bytes, record, trigger, warmed
 from store import Connection, Server
 
 KEYS = 1 << 16
@@ -130,7 +130,7 @@ def serve(path, number, pipe):
     with Connection(path) as connection:
         pipe.send(None)
         pipe.recv()
-        own, phases = own_bytes(), Phases()
+        own, grown, phases = own_bytes(), GrownMemory(), Phases()
         stored = connection.get(f"rows:{number}")
         phases.ends("fetch")
         keys, values = pickle.loads(stored)
@@ -140,7 +140,7 @@ def serve(path, number, pipe):
         phases.ends("compute")
         connection.put(f"sums:{number}", pickle.dumps(found, protocol=5))
         phases.ends("store")
-        pipe.send({"sum": float(found.sum()), "own_bytes": own, "peak_bytes": max(peak_bytes() - own, 0), "phases": phases.seconds})
+        pipe.send({"sum": float(found.sum()), "own_bytes": own, "peak_bytes": grown.peak_bytes(), "phases": phases.seconds})
 
 
 def fill_store(path, rows, count):

@@ -98,8 +98,8 @@ def measure(options):
                     raise SystemExit("the graph has come to another model than one process")
     seconds = median(single, "seconds")
     for result in single:
-        result["data"] = (result["peak_bytes"] - result["own_bytes"]) * result["seconds"] * 1e-9
-        result["all"] = result["peak_bytes"] * result["seconds"] * 1e-9
+        result["data"] = result["data_bytes"] * result["seconds"] * 1e-9
+        result["all"] = (result["data_bytes"] + result["own_bytes"]) * result["seconds"] * 1e-9
     records = []
     for number, results in enumerate(runs, 1):
         if number == 3:

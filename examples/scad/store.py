@@ -43,11 +43,6 @@ class Server:
         self._process.wait()
         self._folder.cleanup()
 
-    def process_bytes(self):
-        """Memory of the server's process in bytes."""
-        with open(f"/proc/{self._process.pid}/status", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
-
 
 class Connection:
     """A connection to a server; a context manager."""
@@ -88,7 +83,8 @@ class Connection:
         if size < 0:
             return None
         answer = self._answers.read(size)
-        self._answers.read(2)
+        if self._answers.read(2) != b"\r\n":
+            raise ConnectionError(f"redis-server has sent {len(answer)} of {size} bytes")
         return answer
 
     def put(self, name, data):

@@ -47,6 +47,8 @@ def measure(options):
         # Brings the package to the node.
         for application in applications.values():
             timed(application)
+        # The last one keeps its workers, and the first way needs their cores.
+        time.sleep(2 * KEPT_S)
         ways = {name: lambda application=application: timed(application) for name, application in applications.items()}
         ways["workers kept"] = lambda run=ways["workers kept"]: warmed(run)
         ways["single"] = lambda: {"ms": alone(plain, size)["seconds"] * 1000}

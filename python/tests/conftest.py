@@ -31,7 +31,12 @@ _LACKS = [
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"needs root", lambda: os.getuid() != 0),
     (r"it forks", lambda: sys.platform != "linux"),
+    (r"this pyarrow is built without (\w+)", lambda name: not _has_allocator(name)),
 ]
+
+
+def _has_allocator(name):
+    return importlib.util.find_spec("pyarrow") is not None and name in importlib.import_module("pyarrow").supported_memory_backends()
 
 
 def _makes_network_namespaces():

@@ -10,6 +10,15 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).resolve().parents[2] / "examples" / "scad" / "run"
+MB = 1_000_000
+# Prints what a process that the rows compare with needs, by the size of what it allocates.
+MEMORY_OF_PEERS = f"""
+from measuring import alone
+
+if __name__ == "__main__":
+    for size in (0, {64 * MB}):
+        print(alone(bytearray, size)["data_bytes"])
+"""
 
 
 def run(platform, *words):
@@ -43,6 +52,18 @@ def test_row_is_measured_beside_its_peers(platform, row, peers):
         assert isinstance(record["sublet"], float), record
         if "used" in record["measure"]:
             assert 0 < record["sublet"] <= 1, record
+
+
+def test_data_of_a_peer_are_what_it_allocates(tmp_path):
+    program = tmp_path / "peers.py"
+    program.write_text(MEMORY_OF_PEERS)
+    environment = {**os.environ, "PYTHONPATH": str(RUN.parent)}
+    ended = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    nothing, data = map(int, ended.stdout.split())
+    # The interpreter and its libraries, which the process shares with this one, have more.
+    assert nothing < 4 * MB
+    assert 60 * MB < data < 72 * MB
 
 
 def test_unknown_rows_are_named(platform):

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -174,8 +175,11 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     if (child == 0) {
         char *own = malloc(2 * MIB);
         if (own) memset(own, 1, 2 * MIB);
-        free(own), free(copy), free(text);
-        _exit(own ? 0 : 1);
+        /* Its own memory is the C library's, and can be resized. */
+        char *larger = own ? realloc(own, 3 * MIB) : NULL;
+        int is_good = larger && is_all((unsigned char *)larger, 1, 2 * MIB);
+        free(larger), free(copy), free(text);
+        _exit(is_good ? 0 : 1);
     }
     int status = -1;
     SHOULD(child > 0 && waitpid(child, &status, 0) == child && status == 0);
@@ -194,6 +198,17 @@ static int are_words(const unsigned char *at, size_t from, size_t to) {
     return 1;
 }
 
+/* Whether the kernel shows a mapping of this name. */
+static int has_named(const char *name) {
+    char line[512];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    if (!maps) return 1;
+    while (fgets(line, sizeof line, maps)) found |= strstr(line, name) != NULL;
+    fclose(maps);
+    return found;
+}
+
 /* Maps as many MiB as allocators do that bypass malloc, and unmaps, discards and moves parts of them. Does so twice: memory that
  * is not returned is missing then. */
 SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_context *context) {
@@ -205,6 +220,8 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
     for (int round = 0; round < 2; round++) {
         unsigned char *at = mmap(NULL, bytes, BOTH, OWN | MAP_NORESERVE, -1, 0), *other, *moved;
         SHOULD(at != MAP_FAILED && is_all(at, 0, MIB) && is_all(at + bytes - MIB, 0, MIB));
+        /* Some allocators name their memory, in any pages. The kernel would divide the array's mapping there. */
+        SHOULD(!prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, at + from, some, "some pages") && !has_named("[anon:some pages]"));
         for (size_t i = 0; i < bytes / 8; i++) ((uint64_t *)at)[i] = mixed(i);
         SHOULD(are_words(at, 0, bytes));
         /* As if for an alignment. */
@@ -224,11 +241,14 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         SHOULD(mmap(there, PAGE, PROT_READ, OWN | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EINVAL);
         SHOULD(mmap(at, PAGE, BOTH, OWN | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EINVAL);
         SHOULD(are_words(at, from + some + 4 * PAGE, bytes - tail));
-        SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
-        memset(other, 5, 4 * MIB);
-        SHOULD(mremap(other, 4 * MIB, 20 * MIB, 0) == MAP_FAILED && errno == ENOMEM);
-        SHOULD((moved = mremap(other, 4 * MIB, 20 * MIB, MREMAP_MAYMOVE)) != MAP_FAILED);
-        SHOULD(is_all(moved, 5, 4 * MIB) && is_all(moved + 4 * MIB, 0, 16 * MIB));
+        SHOULD(mmap(at, PAGE, BOTH, OWN | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
+        /* The last page is mapped, and moved, as a whole. */
+        size_t odd = 4 * MIB + 10, whole = 4 * MIB + PAGE;
+        SHOULD((other = mmap(NULL, odd, BOTH, OWN, -1, 0)) != MAP_FAILED);
+        memset(other, 5, whole);
+        SHOULD(mremap(other, odd, 20 * MIB, 0) == MAP_FAILED && errno == ENOMEM);
+        SHOULD((moved = mremap(other, odd, 20 * MIB, MREMAP_MAYMOVE)) != MAP_FAILED);
+        SHOULD(is_all(moved, 5, whole) && is_all(moved + whole, 0, 20 * MIB - whole));
         SHOULD(mremap(moved, 20 * MIB, 2 * MIB + PAGE, 0) == moved && is_all(moved, 5, 2 * MIB + PAGE));
         SHOULD(!munmap(moved, 2 * MIB + PAGE) && !munmap(at, bytes));
         /* Discarded memory of malloc is zero, too. */
@@ -241,7 +261,15 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         SHOULD((other = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0)) != MAP_FAILED);
         memset(other, 7, 4 * MIB);
         pid_t child = fork();
-        if (child == 0) _exit(munmap(other, 4 * MIB));
+        if (child == 0) {
+            /* The mappings of the child are its own. */
+            unsigned char *own = mmap(NULL, 4 * MIB, BOTH, OWN, -1, 0);
+            if (own == MAP_FAILED) _exit(2);
+            memset(own, 8, 4 * MIB);
+            if (madvise(own, 4 * MIB, MADV_DONTNEED) || !is_all(own, 0, 4 * MIB)) _exit(3);
+            if (mprotect(own, PAGE, PROT_NONE) || munmap(own, 4 * MIB)) _exit(4);
+            _exit(munmap(other, 4 * MIB));
+        }
         int status = -1;
         SHOULD(child > 0 && waitpid(child, &status, 0) == child && status == 0);
         SHOULD(is_all(other, 7, 4 * MIB) && !munmap(other, 4 * MIB));

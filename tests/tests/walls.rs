@@ -250,6 +250,7 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
     ),
     ("crates/runtime/src/swap/page_in.rs", 1, "a slot that its mark gives to one thread"),
     ("crates/runtime/src/worker/swapping/functions.rs", 1, "realloc: its caller gives up the old piece"),
+    ("crates/runtime/src/worker/swapping/mappings.rs", 1, "mremap: its caller gives up the old mapping"),
     ("crates/xpu/src/c.rs", 1, "a list that a C program passes, and does not write during the call"),
     ("crates/devices/src/cuda/live.rs", 1, "what a driver has compiled, copied at once"),
     (

@@ -44,6 +44,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "swap::streams::",
             "worker::mailbox::",
             "worker::swapping::extents::",
+            "worker::swapping::mapped::",
         ],
     ),
     ("sublet-function", &[]),

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use sublet_proto::graph::MemoryNeed;
+use sublet_proto::graph::{Medium, MemoryNeed};
 use sublet_runtime::run::{HISTORY_RUNS, Sizes, memory_sizes};
 
 const MIB: u64 = 1 << 20;
@@ -129,6 +129,7 @@ const NEED: MemoryNeed = MemoryNeed {
     limit_bytes: LIMIT_BYTES,
     pool: None,
     is_result: false,
+    medium: Medium::Memory,
 };
 
 impl fmt::Display for Application {

@@ -83,6 +83,13 @@ fn measure(step: &mut Step, rows: &[&Row], is_whole: bool) -> io::Result<StepOut
             unmeasured.push(UnmeasuredCommand { command: command.to_owned(), reason: problem.reason });
         }
     }
+    let incomplete = incomplete(&measurements);
+    if incomplete > 0 {
+        step.line(&format!(
+            "{incomplete} measurements lack a name, a unit or a number: the table has no line for them"
+        ))?;
+        all_passed = false;
+    }
     let text = format!("{}\n\n{}", machine(), text(measurements, &unmeasured));
     if is_whole {
         write(DOCUMENT, report::BEGIN_OF_SCAD, &text)?;
@@ -99,10 +106,18 @@ pub fn program() -> Command {
     command
 }
 
+fn is_of_row(measurement: &Measurement) -> bool {
+    measurement.text("bench") == Some("scad")
+}
+
+/// Number of the measurements of rows that cannot be shown. One is not a number if a peer has measured nothing.
+fn incomplete(measurements: &[Measurement]) -> usize {
+    measurements.iter().filter(|measurement| is_of_row(measurement) && cells(measurement).is_none()).count()
+}
+
 /// The table of the rows, and the tables of what other commands have measured.
 fn text(measurements: Vec<Measurement>, unmeasured: &[UnmeasuredCommand]) -> String {
-    let (rows, others): (Vec<_>, Vec<_>) =
-        measurements.into_iter().partition(|measurement| measurement.text("bench") == Some("scad"));
+    let (rows, others): (Vec<_>, Vec<_>) = measurements.into_iter().partition(is_of_row);
     let mut text = HEADING.to_owned();
     for cells in rows.iter().filter_map(cells) {
         // Writing into a text does not fail.
@@ -182,6 +197,14 @@ mod tests {
         assert!(
             names("warm,cool").unwrap_err().to_string().contains("no row \"cool\"; there are regression,")
         );
+    }
+
+    #[test]
+    fn incomplete_measurements_are_counted() {
+        let line = r#"[{"bench":"scad","row":"growth","case":"8 MB","measure":"time","unit":"s","sublet":null},
+{"bench":"scad","row":"growth","case":"8 MB","measure":"time","unit":"s","sublet":1.5},
+{"bench":"swap","pattern":"sequential"}]"#;
+        assert_eq!(incomplete(&Measurement::all_of(line)), 1);
     }
 
     #[test]

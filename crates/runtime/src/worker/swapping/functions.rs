@@ -22,7 +22,7 @@ macro_rules! interpose_malloc {
         /// The C library's functions of these names.
         #[cfg(not(target_env = "musl"))]
         mod interposed {
-            use std::ffi::{c_int, c_void};
+            use std::ffi::{c_int, c_ulong, c_void};
 
             use $crate::worker::swapping::{functions, mappings};
 
@@ -135,6 +135,19 @@ macro_rules! interpose_malloc {
             ) -> *mut c_void {
                 // SAFETY: as above.
                 unsafe { mappings::mremap(at, size, new_size, flags, new_at) }
+            }
+
+            /// All parameters but the first are variable in C, and passed in the same way.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn prctl(
+                operation: c_int,
+                second: c_ulong,
+                third: c_ulong,
+                fourth: c_ulong,
+                fifth: c_ulong,
+            ) -> c_int {
+                // SAFETY: as above.
+                unsafe { mappings::prctl(operation, second, third, fourth, fifth) }
             }
         }
     };

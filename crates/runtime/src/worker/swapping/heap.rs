@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock};
 
 use libc::{c_int, c_void};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::{Code, Error, to_usize};
 
@@ -85,8 +86,8 @@ impl Heap {
 
     #[inline(always)]
     pub(super) fn is_on(&self) -> bool {
-        // The array's own lock guards the data.
-        self.is_on.load(Ordering::Relaxed) != 0
+        // Pairs with the store in `turn_on`: a thread that sees it on knows the array's address when it frees a piece.
+        self.is_on.load(Ordering::Acquire) != 0
     }
 
     /// Whether an address is in the array.
@@ -258,10 +259,16 @@ fn pages_of(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES)
 }
 
-/// Switches swapping off in a child process, which has no pager.
+/// Switches swapping off in a child process, which has no pager. Reserves the array's addresses there: memory that the
+/// kernel put at them would count as the array's, and could not be unmapped or resized.
 extern "C" fn leave_to_parent() {
     HEAP.is_on.store(0, Ordering::Relaxed);
     HEAP.is_forked.store(1, Ordering::Relaxed);
+    let base = std::ptr::with_exposed_provenance_mut(to_usize(HEAP.base.load(Ordering::Relaxed)));
+    let len_bytes = to_usize(HEAP.len_bytes.load(Ordering::Relaxed));
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: the mapping replaces no other, and nothing may access it. In a child of a child it exists already.
+    let _ = unsafe { mmap_anonymous(base, len_bytes, ProtFlags::empty(), flags) };
 }
 
 /// Ends the process, as the C library does for a pointer that it did not allocate.

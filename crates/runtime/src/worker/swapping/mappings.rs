@@ -3,12 +3,14 @@
 //!
 //! Anonymous private memory of `MIN_MAPPED_BYTES` or more, to be read and written, comes from the heap, and there is no
 //! other if the heap is full. All else is the kernel's. In the heap pages are unmapped, discarded and moved as in the kernel's memory. They
-//! cannot get other rights than reading and writing: that is refused. The C library's own calls, such as those for the stacks
-//! of threads, and system calls without the C library do not come here.
+//! cannot get other rights than reading and writing: that is refused. The kernel does not learn names of them, since it would
+//! divide the array's mapping at their ends, and moves no huge page across such a division. The C library's own calls, such
+//! as those for the stacks of threads, and system calls without the C library do not come here.
 
 use std::ops::Range;
 
-use libc::{c_int, c_long, c_void};
+use libc::{c_int, c_long, c_ulong, c_void};
+use sublet_proto::to_usize;
 
 use super::heap::{HEAP, errno, set_errno};
 use super::mapped::PAGE_BYTES;
@@ -21,6 +23,8 @@ const MIN_MAPPED_BYTES: u64 = 2 * REGION_BYTES;
 const SWAPPED_FLAGS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// The second argument of `prctl` for naming memory.
+const PR_SET_VMA_ANON_NAME: c_ulong = 0;
 
 /// # Safety
 /// As the C library's.
@@ -32,7 +36,7 @@ pub unsafe fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let is_anonymous = flags & ANONYMOUS == ANONYMOUS;
+    let is_anonymous = flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == ANONYMOUS;
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
         let inside = inside(at, size);
         if !inside.is_empty() {
@@ -43,7 +47,7 @@ pub unsafe fn mmap(
                 keeping_errno(|| unsafe { HEAP.discard(&inside, true) });
                 return at;
             }
-            return refused(libc::EINVAL);
+            return refused(if replaces { libc::EINVAL } else { libc::EEXIST });
         }
     } else if is_anonymous
         && flags & !SWAPPED_FLAGS == 0
@@ -163,11 +167,31 @@ pub unsafe fn mremap(
     // SAFETY: the kernel or the heap chooses the place of new memory, and replaces none.
     let moved = unsafe { mmap(std::ptr::null_mut(), new_size, READ_WRITE, ANONYMOUS, -1, 0) };
     if moved != libc::MAP_FAILED {
-        // SAFETY: both have the copied number of bytes, and are two mappings.
-        unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), moved.cast(), size) };
+        // SAFETY: both have the copied whole pages, and are two mappings.
+        unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), moved.cast(), to_usize(has)) };
         keeping_errno(|| HEAP.unmap(&there));
     }
     moved
+}
+
+/// # Safety
+/// As the C library's.
+pub unsafe fn prctl(
+    operation: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    let is_name = operation == libc::PR_SET_VMA && second == PR_SET_VMA_ANON_NAME;
+    if is_name {
+        let at = std::ptr::with_exposed_provenance_mut(to_usize(third));
+        if !inside(at, to_usize(fourth)).is_empty() {
+            return 0;
+        }
+    }
+    // SAFETY: as the caller vouches; the mapping of the heap is not divided.
+    unsafe { system::prctl(operation, second, third, fourth, fifth) }
 }
 
 /// The bytes of the heap within whole pages, counted from its first byte. Empty for a thread that pages: it handles the
@@ -227,7 +251,7 @@ fn refused(number: c_int) -> *mut c_void {
 
 /// The kernel's functions: the C library's are those of this module, by name.
 mod system {
-    use super::{c_int, c_long, c_void};
+    use super::{c_int, c_long, c_ulong, c_void};
 
     pub(super) unsafe fn mmap(
         at: *mut c_void,
@@ -269,6 +293,19 @@ mod system {
         let moved =
             unsafe { libc::syscall(libc::SYS_mremap, at, size, new_size, c_long::from(flags), new_at) };
         moved as *mut c_void
+    }
+
+    pub(super) unsafe fn prctl(
+        operation: c_int,
+        second: c_ulong,
+        third: c_ulong,
+        fourth: c_ulong,
+        fifth: c_ulong,
+    ) -> c_int {
+        // SAFETY: as the caller vouches.
+        let done =
+            unsafe { libc::syscall(libc::SYS_prctl, c_long::from(operation), second, third, fourth, fifth) };
+        code(done)
     }
 
     fn code(done: c_long) -> c_int {
