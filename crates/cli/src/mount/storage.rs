@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -186,11 +187,16 @@ fn make_file(folder: &Path, len_bytes: u64) -> Result<File, Error> {
     };
     let file = tempfile::tempfile_in(folder).map_err(|error| failed(&error))?;
     match fallocate(&file, FallocateFlags::empty(), 0, len_bytes) {
-        // This file system takes space as the file is written.
-        Err(Errno::OPNOTSUPP) => file.set_len(len_bytes).map_err(|error| failed(&error))?,
+        // This file system takes space as the file is written. A write that finds none would lose a chunk with bytes of files.
+        Err(Errno::OPNOTSUPP) => fill(&file, len_bytes).map_err(|error| failed(&error))?,
         reserved => reserved.map_err(|error| failed(&error.into()))?,
     }
     Ok(file)
+}
+
+/// Writes zeros to an empty file.
+fn fill(mut file: &File, len_bytes: u64) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), len_bytes), &mut file).map(drop)
 }
 
 fn is_full(error: &Error) -> bool {
@@ -205,4 +211,20 @@ fn lost(error: Error) -> Errno {
 fn disk_failed(error: &std::io::Error) -> Errno {
     tracing::warn!(%error, "a file in place of memory cannot be used");
     Errno::IO
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn filled_file_has_its_space() {
+        let file = tempfile::tempfile().unwrap();
+        fill(&file, 1 << 20).unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!(metadata.len(), 1 << 20);
+        assert!(metadata.blocks() * 512 >= 1 << 20, "{} blocks", metadata.blocks());
+    }
 }

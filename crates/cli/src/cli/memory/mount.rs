@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::pool::Pool;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{FabricChoice, MemoryPlan};
@@ -41,6 +42,8 @@ const DEFAULT_CHUNK: &str = "64MiB";
 const DEFAULT_LEASE: &str = "5m";
 /// Shortest duration of a lease: it is extended after a third of that.
 const MIN_LEASE: Duration = Duration::from_secs(1);
+/// Longest duration of a lease that a manager grants.
+const MAX_LEASE: Duration = Duration::from_millis(MAX_TIMEOUT_MS);
 /// Smallest size of a lease, in bytes.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 /// Largest size of a lease, in bytes.
@@ -126,8 +129,8 @@ impl Arguments {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        if self.lease < MIN_LEASE {
-            let message = format!("--lease {:?}: it is at least {MIN_LEASE:?}", self.lease);
+        if !(MIN_LEASE..=MAX_LEASE).contains(&self.lease) {
+            let message = format!("--lease {:?}: it is from {MIN_LEASE:?} to {MAX_LEASE:?}", self.lease);
             return Err(Error::new(Code::InvalidArgument, message));
         }
         let mut plan = MemoryPlan::new().near(self.near.iter().cloned());
@@ -276,8 +279,9 @@ mod tests {
 
     #[test]
     fn rejects_sizes_that_make_no_folder() {
-        let wrong: [&[&str]; 6] = [
+        let wrong: [&[&str]; 7] = [
             &["--lease", "10ms"],
+            &["--lease", "25h"],
             &["--limit", "1MiB"],
             &["--limit", "1TiB"],
             &["--chunk", "4096"],
