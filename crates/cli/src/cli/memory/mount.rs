@@ -156,7 +156,7 @@ impl Arguments {
 /// Report that a folder is mounted.
 #[derive(Debug, Serialize)]
 struct MountedFolder {
-    folder: PathBuf,
+    folder: String,
     limit_bytes: u64,
     chunk_bytes: u64,
     pid: u32,
@@ -165,7 +165,7 @@ struct MountedFolder {
 /// Report on a folder that has ended.
 #[derive(Debug, Serialize)]
 struct EndedFolder {
-    folder: PathBuf,
+    folder: String,
     /// Number of leases that the folder had.
     leases: u64,
     /// Number of leases that ended early, with their bytes. Their cost is on `sublet bill`, and not here.
@@ -193,11 +193,11 @@ async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
     let access = arguments.connection.access()?;
     let (mounted, unmounted) = blocking(move || MountedMemory::start(access, options)).await?;
-    let folder = mounted.path().to_owned();
+    let folder = mounted.path().display().to_string();
     let ready = MountedFolder { folder: folder.clone(), limit_bytes, chunk_bytes, pid: std::process::id() };
     notify(DaemonPhase::Ready);
     let shown = output.announce(&ready, |ready| {
-        let (folder, limit) = (ready.folder.display(), show_bytes(ready.limit_bytes));
+        let (folder, limit) = (&ready.folder, show_bytes(ready.limit_bytes));
         format!(
             "{folder} takes up to {limit} of leased memory\nCtrl-C unmounts it and gives the memory back\n"
         )
@@ -216,7 +216,7 @@ async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error
 }
 
 impl EndedFolder {
-    fn of(folder: PathBuf, report: &StorageReport) -> EndedFolder {
+    fn of(folder: String, report: &StorageReport) -> EndedFolder {
         let bill = &report.bill;
         debug_assert!(
             bill.lost_leases <= bill.leases,
@@ -238,7 +238,7 @@ impl EndedFolder {
 fn text(ended: &EndedFolder) -> String {
     let mut text = format!(
         "{} had {}: {:.3} GiB-seconds, which cost {}\n",
-        ended.folder.display(),
+        ended.folder,
         show_count(ended.leases, "lease"),
         ended.gib_seconds,
         show_nano(ended.cost.total_nano)
