@@ -278,6 +278,31 @@ fn full_folders_refuse_writes_and_keep_their_files() {
 }
 
 #[test]
+fn full_folder_warns_once_of_many_refused_writes() {
+    if !can_mount() {
+        return;
+    }
+    let place = place();
+    let small = PlatformProcess::start_with(|command| {
+        command.args(["--memory", "64MiB"]);
+    });
+    let log = place.path().join("log");
+    let mut command = small.command();
+    command.stderr(File::create(&log).unwrap());
+    let arguments = ["--chunk", "8MiB", "--limit", "256MiB"];
+    let folder = MountedFolder::start(command, &place.path().join("m"), &arguments);
+    let mut file = File::create(folder.file("a")).unwrap();
+    let part = pattern(0, MIB_LEN);
+    let errors: Vec<_> = (0..100).filter_map(|_| file.write_all(&part).err()).collect();
+    assert!(errors.len() > 20, "{} writes of 100 fail", errors.len());
+    assert!(errors.iter().all(|error| errno(error) == Some(Errno::NOSPC)), "{errors:?}");
+    drop(file);
+    folder.end();
+    let log = fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("cannot grow").count(), 1, "{log}");
+}
+
+#[test]
 fn uses_a_disk_when_no_memory_can_be_leased() {
     if !can_mount() {
         return;

@@ -38,6 +38,9 @@ pub(crate) struct LeasedStorage {
     /// Extends the leases, until the folder has ended.
     keeper: Option<Keeper>,
     disk_chunks: u64,
+    /// Whether the latest chunk was refused. A program may write to a full folder again and again, and only the first refusal
+    /// is a warning: a reader of the log that is slow must not hold up the folder.
+    is_refused: bool,
 }
 
 enum Chunk {
@@ -71,7 +74,8 @@ impl LeasedStorage {
         let leased = MARK_BYTES + chunk_bytes;
         let plan = plan.initial_bytes(leased).increment_bytes(leased).limit_bytes(leased).cache_bytes(0);
         let chunks = HashMap::new();
-        LeasedStorage { invoker, plan, chunk_bytes, fallback, chunks, keeper: Some(keeper), disk_chunks: 0 }
+        let (keeper, disk_chunks, is_refused) = (Some(keeper), 0, false);
+        LeasedStorage { invoker, plan, chunk_bytes, fallback, chunks, keeper, disk_chunks, is_refused }
     }
 
     /// Gives all memory back. Every later access fails.
@@ -140,10 +144,15 @@ impl LeasedChunk {
 impl Storage for LeasedStorage {
     fn add(&mut self, chunk: u32) -> Result<(), Errno> {
         let keeper = self.keeper.as_ref().ok_or(Errno::IO)?;
-        let made = self.make(keeper).map_err(|error| {
-            let errno = if is_full(&error) { Errno::NOSPC } else { Errno::IO };
-            tracing::warn!(%error, "the folder cannot grow");
-            errno
+        let made = self.make(keeper);
+        let was_refused = std::mem::replace(&mut self.is_refused, made.is_err());
+        let made = made.map_err(|error| {
+            if was_refused {
+                tracing::debug!(%error, "the folder still cannot grow");
+            } else {
+                tracing::warn!(%error, "the folder cannot grow");
+            }
+            if is_full(&error) { Errno::NOSPC } else { Errno::IO }
         })?;
         self.disk_chunks += u64::from(matches!(made, Chunk::Disk(_)));
         self.chunks.insert(chunk, made);
