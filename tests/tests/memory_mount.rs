@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -206,7 +208,7 @@ fn keeps_attributes_and_removed_files_that_are_open() {
     file.set_modified(time).unwrap();
     let metadata = fs::metadata(&path).unwrap();
     assert_eq!((metadata.mode() & 0o7777, metadata.modified().unwrap()), (0o640, time));
-    std::os::unix::fs::symlink("a", folder.file("link")).unwrap();
+    symlink("a", folder.file("link")).unwrap();
     assert_eq!(fs::read(folder.file("link")).unwrap().len(), 3 * MIB_LEN);
     fs::remove_file(&path).unwrap();
     assert_eq!(errno(&fs::metadata(&path).unwrap_err()), Some(Errno::NOENT));
@@ -273,6 +275,31 @@ fn full_folders_refuse_writes_and_keep_their_files() {
         wait_until("there is memory again", || fs::write(folder.file("b"), pattern(0, 16 * MIB_LEN)).is_ok());
         folder.end();
     }
+}
+
+#[test]
+fn full_folder_warns_once_of_many_refused_writes() {
+    if !can_mount() {
+        return;
+    }
+    let place = place();
+    let small = PlatformProcess::start_with(|command| {
+        command.args(["--memory", "64MiB"]);
+    });
+    let log = place.path().join("log");
+    let mut command = small.command();
+    command.stderr(File::create(&log).unwrap());
+    let arguments = ["--chunk", "8MiB", "--limit", "256MiB"];
+    let folder = MountedFolder::start(command, &place.path().join("m"), &arguments);
+    let mut file = File::create(folder.file("a")).unwrap();
+    let part = pattern(0, MIB_LEN);
+    let errors: Vec<_> = (0..100).filter_map(|_| file.write_all(&part).err()).collect();
+    assert!(errors.len() > 20, "{} writes of 100 fail", errors.len());
+    assert!(errors.iter().all(|error| errno(error) == Some(Errno::NOSPC)), "{errors:?}");
+    drop(file);
+    folder.end();
+    let log = fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("cannot grow").count(), 1, "{log}");
 }
 
 #[test]
@@ -448,6 +475,42 @@ fn unmounting_waits_until_memory_is_given_back() {
     platform.json(&["memory", "unmount", shown]);
     assert_eq!(leased_bytes(&platform), 0);
     assert!(folder.report()["leases"].as_u64() >= Some(3));
+}
+
+#[test]
+fn folder_and_files_have_names_that_are_not_text() {
+    if !can_mount() {
+        return;
+    }
+    let (platform, place) = (open_platform(), place());
+    let (path, link) = (place.path().join(OsStr::from_bytes(b"m\xff")), place.path().join("m"));
+    fs::create_dir(&path).unwrap();
+    symlink(&path, &link).unwrap();
+    let folder = MountedFolder::start(platform.command(), &link, &SMALL);
+    let (longest, longer) = ([0xfe_u8; 255], [0xfe_u8; 256]);
+    fs::write(path.join(OsStr::from_bytes(&longest)), "text").unwrap();
+    let listed: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(listed, [OsStr::from_bytes(&longest)]);
+    let refused = fs::metadata(path.join(OsStr::from_bytes(&longer))).unwrap_err();
+    assert_eq!(errno(&refused), Some(Errno::NAMETOOLONG));
+    folder.end();
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+}
+
+#[test]
+fn folder_is_unmounted_where_it_has_moved() {
+    if !can_mount() {
+        return;
+    }
+    let (platform, place) = (open_platform(), place());
+    let (above, renamed) = (place.path().join("above"), place.path().join("renamed"));
+    fs::create_dir(&above).unwrap();
+    let folder = MountedFolder::start(platform.command(), &above.join("m"), &SMALL);
+    fs::write(folder.file("a"), "text").unwrap();
+    fs::rename(&above, &renamed).unwrap();
+    assert_eq!(fs::read(renamed.join("m/a")).unwrap(), b"text");
+    folder.end();
+    assert_eq!(fs::read_dir(renamed.join("m")).unwrap().count(), 0);
 }
 
 #[test]

@@ -45,7 +45,7 @@ struct Unmount {
 /// Report on a folder that was unmounted.
 #[derive(Debug, Serialize)]
 struct UnmountedFolder {
-    folder: PathBuf,
+    folder: String,
     /// Process that has served it; `None` if that had been killed.
     process: Option<u32>,
 }
@@ -56,8 +56,9 @@ pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Er
         Action::Mount(arguments) => mount::run(*arguments, output),
         Action::Unmount(Unmount { folder }) => {
             let process = unmount_folder(&folder)?;
+            let folder = folder.display().to_string();
             output.show(&UnmountedFolder { folder, process }, |UnmountedFolder { folder, .. }| {
-                format!("unmounted {}\n", folder.display())
+                format!("unmounted {folder}\n")
             })
         }
     }

@@ -104,28 +104,62 @@ impl<S: Storage> Contents<S> {
         bytes: &[u8],
         now: SystemTime,
     ) -> Result<(), Errno> {
-        let len_bytes = bytes.len() as u64;
-        let end = end_of(offset, len_bytes)?;
+        let end = end_of(offset, bytes.len() as u64)?;
         if bytes.is_empty() {
             return Ok(());
         }
+        let written = self.write_blocks(number, offset, bytes);
+        let before = self.files.data(number)?.len_bytes();
+        if let Err(error) = written {
+            if end > before {
+                // A part of the bytes may have arrived in a block that the file had, where bytes behind the end are 0.
+                self.cut(number, before, end - before)?;
+            }
+            return Err(error);
+        }
+        let (data, attributes) = self.files.file_mut(number)?;
+        data.set_len(before.max(end));
+        (attributes.modified, attributes.changed) = (now, now);
+        Ok(())
+    }
+
+    /// Copies bytes in that the kernel had accepted from a program before. After an error, those that could not be written are
+    /// lost: the program believes that they are written, and the kernel drops its pages. Other bytes of the file are kept.
+    pub(crate) fn write_late(
+        &mut self,
+        number: u64,
+        offset: u64,
+        bytes: &[u8],
+        now: SystemTime,
+    ) -> Result<(), Errno> {
+        let Err(error) = self.write(number, offset, bytes, now) else { return Ok(()) };
+        let (mut at, mut rest) = (offset, bytes);
+        while !rest.is_empty() {
+            let room = usize::try_from(BLOCK_BYTES - at % BLOCK_BYTES).unwrap_or(usize::MAX);
+            let (part, behind) = rest.split_at(room.min(rest.len()));
+            // A block that the file has needs no memory, and holds earlier bytes.
+            let has_block = self.files.data(number).is_ok_and(|data| data.has_block(at));
+            if !has_block || self.write(number, at, part, now).is_err() {
+                self.lose(number, at, part.len() as u64);
+            }
+            at += part.len() as u64;
+            rest = behind;
+        }
+        Err(error)
+    }
+
+    fn write_blocks(&mut self, number: u64, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         for _ in 0..TRIES {
-            let plan = self.plan(number, (offset, len_bytes), Purpose::Write)?;
+            let plan = self.plan(number, (offset, bytes.len() as u64), Purpose::Write)?;
             match self.fill(&plan, bytes) {
-                Ok(()) => {
-                    let (data, attributes) = self.files.file_mut(number)?;
-                    data.set_len(data.len_bytes().max(end));
-                    (attributes.modified, attributes.changed) = (now, now);
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(chunk) => self.undo(number, &plan, chunk)?,
             }
         }
         Err(Errno::IO)
     }
 
-    /// Marks bytes as lost that the kernel had accepted from a program and could not write.
-    pub(crate) fn lose(&mut self, number: u64, offset: u64, len_bytes: u64) {
+    fn lose(&mut self, number: u64, offset: u64, len_bytes: u64) {
         if let Ok((data, _)) = self.files.file_mut(number) {
             let emptied = data.lose(&mut self.blocks, offset, len_bytes);
             self.give_back(&emptied);
@@ -137,7 +171,8 @@ impl<S: Storage> Contents<S> {
         let len_bytes = end_of(len_bytes, 0)?;
         let before = self.files.data(number)?.len_bytes();
         if len_bytes < before {
-            self.cut(number, len_bytes, MAX_FILE_BYTES - len_bytes)?;
+            // Late writes that failed may have lost bytes behind the largest size.
+            self.cut(number, len_bytes, u64::MAX - len_bytes)?;
         }
         let (data, attributes) = self.files.file_mut(number)?;
         data.set_len(len_bytes);
@@ -169,6 +204,9 @@ impl<S: Storage> Contents<S> {
         now: SystemTime,
     ) -> Result<(), Errno> {
         let end = end_of(offset, len_bytes)?;
+        if self.files.data(number)?.missing_blocks(offset, len_bytes) > self.usage().free {
+            return Err(Errno::NOSPC);
+        }
         let mut at = offset;
         while at < end {
             let step = STEP_BYTES.min(end - at);

@@ -136,6 +136,17 @@ impl FileData {
         self.slots.len() as u64
     }
 
+    /// Whether the byte at this offset has a block, or had one whose bytes are lost.
+    pub(crate) fn has_block(&self, offset: u64) -> bool {
+        self.slots.contains_key(&(offset / BLOCK_BYTES))
+    }
+
+    /// Number of blocks that a range lacks.
+    pub(crate) fn missing_blocks(&self, offset: u64, len_bytes: u64) -> u64 {
+        let (first, end) = (offset / BLOCK_BYTES, (offset + len_bytes).div_ceil(BLOCK_BYTES));
+        end - first - self.slots.range(first..end).count() as u64
+    }
+
     /// Sets the length, after [`FileData::cut`] if it shrinks.
     pub(crate) fn set_len(&mut self, len_bytes: u64) {
         self.len_bytes = len_bytes;

@@ -100,13 +100,13 @@ impl<S: Storage> MemoryFileSystem<S> {
 
     fn write_bytes(&self, number: u64, offset: i64, bytes: &[u8], is_late: bool) -> Result<u32, Errno> {
         let offset = u64::try_from(offset).map_err(|_| Errno::INVAL)?;
-        let mut contents = lock(&self.contents);
-        let written = contents.write(number, offset, bytes, SystemTime::now());
-        if written.is_err() && is_late {
-            // The program believes that the bytes are written. Once the kernel drops its pages, they are gone.
-            contents.lose(number, offset, bytes.len() as u64);
+        let (mut contents, now) = (lock(&self.contents), SystemTime::now());
+        if is_late {
+            contents.write_late(number, offset, bytes, now)?;
+        } else {
+            contents.write(number, offset, bytes, now)?;
         }
-        written.and_then(|()| u32::try_from(bytes.len()).map_err(|_| Errno::INVAL))
+        u32::try_from(bytes.len()).map_err(|_| Errno::INVAL)
     }
 
     fn allocate(&self, number: u64, offset: i64, len_bytes: i64, mode: i32) -> Result<(), Errno> {

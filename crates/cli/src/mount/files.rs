@@ -18,6 +18,8 @@ pub(crate) const ROOT: u64 = 1;
 pub(crate) const MAX_NODES: usize = 1 << 20;
 /// Longest name, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
+/// Permission bit of a folder whose new files get the folder's group, and whose new folders get the bit as well.
+const SET_GROUP: u16 = 0o2000;
 
 /// Attributes that programs set.
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +181,7 @@ impl Files {
 
     /// Finds a name. The kernel knows the node from now on, see [`Files::forget`].
     pub(crate) fn look_up(&mut self, parent: u64, name: &OsStr) -> Result<u64, Errno> {
+        check_name(name)?;
         let number = self.find(parent, name)?;
         self.remember(number);
         Ok(number)
@@ -190,7 +193,7 @@ impl Files {
         parent: u64,
         name: &OsStr,
         content: NodeContent,
-        attributes: NodeAttributes,
+        mut attributes: NodeAttributes,
     ) -> Result<u64, Errno> {
         check_name(name)?;
         match self.find(parent, name) {
@@ -198,11 +201,18 @@ impl Files {
             Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
-        if self.node(parent)?.parent.is_none() {
+        let above = self.node(parent)?;
+        if above.parent.is_none() {
             return Err(Errno::NOENT);
         }
         if self.nodes.len() >= MAX_NODES {
             return Err(Errno::NOSPC);
+        }
+        if above.attributes.mode & SET_GROUP != 0 {
+            attributes.gid = above.attributes.gid;
+            if matches!(content, NodeContent::Folder(_)) {
+                attributes.mode |= SET_GROUP;
+            }
         }
         let number = self.next;
         self.next += 1;
@@ -402,6 +412,29 @@ mod tests {
         assert_eq!(files.look_up(ROOT, name("b")), Ok(first));
         let inside = files.rename((ROOT, name("d")), (below, name("x")), true, NOW);
         assert_eq!(inside.unwrap_err(), Errno::INVAL);
+    }
+
+    #[test]
+    fn names_that_are_too_long_are_refused() {
+        let mut files = Files::new(OWN);
+        let (longest, longer) = ("n".repeat(MAX_NAME_BYTES), "n".repeat(MAX_NAME_BYTES + 1));
+        let number = file(&mut files, ROOT, &longest);
+        assert_eq!(files.look_up(ROOT, name(&longest)), Ok(number));
+        assert_eq!(files.look_up(ROOT, name(&longer)), Err(Errno::NAMETOOLONG));
+        let renamed = files.rename((ROOT, name(&longest)), (ROOT, name(&longer)), true, NOW);
+        assert_eq!(renamed.unwrap_err(), Errno::NAMETOOLONG);
+    }
+
+    #[test]
+    fn folder_passes_its_group_on_where_its_mode_says_so() {
+        let mut files = Files::new(OWN);
+        let shared = folder(&mut files, ROOT, "d");
+        let attributes = &mut files.node_mut(shared).unwrap().attributes;
+        (attributes.mode, attributes.gid) = (0o2770, 7);
+        let (inside, below) = (file(&mut files, shared, "a"), folder(&mut files, shared, "b"));
+        let of = |number| files.node(number).map(|node| (node.attributes.mode, node.attributes.gid));
+        assert_eq!(of(inside), Ok((OWN.mode, 7)));
+        assert_eq!(of(below), Ok((OWN.mode | 0o2000, 7)));
     }
 
     #[test]

@@ -50,6 +50,22 @@ struct WatchedMemory {
     renew_at: Instant,
 }
 
+/// Extends leases in turn. A node that does not answer is asked once, since the leases of others must not wait for it.
+#[derive(Debug, Default)]
+struct RenewalRound {
+    silent_nodes: Vec<String>,
+}
+
+/// What follows for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Renewal {
+    Extended,
+    /// It is to be tried again soon.
+    Failed,
+    /// The lease has ended.
+    Over,
+}
+
 struct KeeperThread {
     orders: Receiver<Order>,
     /// Duration of a lease from each extension on.
@@ -154,20 +170,36 @@ impl KeeperThread {
 
     /// Extends the leases for which it is time.
     fn renew(&mut self) {
-        let (now, lease) = (Instant::now(), self.lease);
+        let (now, lease, mut round) = (Instant::now(), self.lease, RenewalRound::default());
         self.watched.retain_mut(|watched| {
             let Some(memory) = watched.memory.upgrade() else { return false };
             if watched.renew_at > now {
                 return true;
             }
-            let renewed = memory.renew(lease);
-            watched.renew_at =
-                Instant::now() + if renewed.is_ok() { lease / 3 } else { RETRY.min(lease / 6) };
-            let Err(error) = renewed else { return true };
-            tracing::warn!(%error, "cannot extend a lease of the folder's memory");
-            // A lease that has ended stays so.
-            matches!(error.code, Code::ManagerUnreachable | Code::TryLater | Code::AgentUnreachable)
+            let node = memory.segments().first().map(|lease| lease.node.clone()).unwrap_or_default();
+            let renewal = round.renew(node, || memory.renew(lease));
+            let pause = if renewal == Renewal::Extended { lease / 3 } else { RETRY.min(lease / 6) };
+            watched.renew_at = Instant::now() + pause;
+            renewal != Renewal::Over
         });
+    }
+}
+
+impl RenewalRound {
+    fn renew(&mut self, node: String, extend: impl FnOnce() -> Result<(), Error>) -> Renewal {
+        if self.silent_nodes.contains(&node) {
+            return Renewal::Failed;
+        }
+        let Err(error) = extend() else { return Renewal::Extended };
+        tracing::warn!(%error, %node, "cannot extend a lease of the folder's memory");
+        match error.code {
+            Code::UnknownLease | Code::LeaseExpired | Code::LeaseEnded | Code::NodeReclaimed => Renewal::Over,
+            Code::AgentUnreachable | Code::ManagerUnreachable => {
+                self.silent_nodes.push(node);
+                Renewal::Failed
+            }
+            _ => Renewal::Failed,
+        }
     }
 }
 
@@ -199,6 +231,28 @@ mod tests {
     use sublet_proto::v1::Price;
 
     use super::*;
+
+    #[test]
+    fn silent_node_is_asked_once_and_others_are_not_kept_waiting() {
+        let mut round = RenewalRound::default();
+        let mut asked = Vec::new();
+        let leases = [
+            ("hung", Some(Code::AgentUnreachable)),
+            ("hung", None),
+            ("busy", Some(Code::StoreUnreachable)),
+            ("busy", None),
+            ("idle", Some(Code::LeaseEnded)),
+        ];
+        let outcomes = leases.map(|(node, code)| {
+            round.renew(node.to_owned(), || {
+                asked.push(node);
+                code.map_or(Ok(()), |code| Err(Error::new(code, "as the test says")))
+            })
+        });
+        assert_eq!(asked, ["hung", "busy", "busy", "idle"]);
+        let (failed, extended) = (Renewal::Failed, Renewal::Extended);
+        assert_eq!(outcomes, [failed, failed, failed, extended, Renewal::Over]);
+    }
 
     #[test]
     fn adds_up_what_leases_cost() {

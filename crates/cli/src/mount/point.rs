@@ -78,7 +78,7 @@ impl FolderMount {
         terms: MountTerms,
     ) -> Result<Session<F>, Error> {
         let mut options = vec![
-            MountOption::FSName(format!("{SOURCE}{}", std::process::id())),
+            MountOption::FSName(own_source()),
             MountOption::Subtype("sublet".to_owned()),
             // The kernel checks permissions by the attributes of the files.
             MountOption::DefaultPermissions,
@@ -113,17 +113,25 @@ impl FolderMount {
 
     /// Unmounts the folder. Files that programs have open are cut off.
     pub(crate) fn unmount(&self) -> Result<(), Error> {
-        if serving_process(&self.path)? != Some(std::process::id()) {
-            // Another process has unmounted it.
-            return Ok(());
-        }
-        match remove_mount(&self.path, UnmountFlags::empty()) {
+        // If it is mounted nowhere, another process has unmounted it.
+        let Some(path) = self.path_now()? else { return Ok(()) };
+        match remove_mount(&path, UnmountFlags::empty()) {
             Err(error) if error.code == Code::AlreadyRunning => {
-                tracing::warn!(folder = %self.path.display(), "programs have files open in the folder: cuts them off");
-                remove_mount(&self.path, UnmountFlags::DETACH)
+                tracing::warn!(folder = %path.display(), "programs have files open in the folder: cuts them off");
+                remove_mount(&path, UnmountFlags::DETACH)
             }
             removed => removed,
         }
+    }
+
+    /// Path at which the folder is mounted now: another one if a folder above it was renamed.
+    fn path_now(&self) -> Result<Option<PathBuf>, Error> {
+        let (table, source) = (mount_table()?, own_source());
+        if source_of(&table, &self.path) == Some(source.as_str()) {
+            return Ok(Some(self.path.clone()));
+        }
+        // A process that was killed may have had the same number.
+        Ok(paths_of(&table, &source).find(|path| !is_dead(path)))
     }
 }
 
@@ -186,19 +194,52 @@ fn is_dead(path: &Path) -> bool {
 
 /// The process that has mounted leased memory at the path, if there is one.
 fn serving_process(path: &Path) -> Result<Option<u32>, Error> {
-    let table = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|error| Error::of_system("cannot read the table of mounts", &error))?;
+    let table = mount_table()?;
     Ok(source_of(&table, path).and_then(|source| source.strip_prefix(SOURCE)?.parse().ok()))
+}
+
+fn own_source() -> String {
+    format!("{SOURCE}{}", std::process::id())
+}
+
+fn mount_table() -> Result<String, Error> {
+    let table = fs::read("/proc/self/mountinfo")
+        .map_err(|error| Error::of_system("cannot read the table of mounts", &error))?;
+    Ok(escaped(&table))
+}
+
+/// The table of mounts as text. Bytes of paths that are not ASCII become octal numbers, as the kernel writes spaces.
+fn escaped(table: &[u8]) -> String {
+    let mut text = String::with_capacity(table.len());
+    for byte in table {
+        if byte.is_ascii() {
+            text.push(char::from(*byte));
+        } else {
+            text += &format!("\\{byte:03o}");
+        }
+    }
+    text
 }
 
 /// The source of the uppermost mount at a path, by the kernel's table of mounts.
 fn source_of<'table>(table: &'table str, path: &Path) -> Option<&'table str> {
-    let source = |line: &'table str| {
-        let (mount, rest) = line.split_once(" - ")?;
-        let at = mount.split(' ').nth(4)?;
-        (unescaped(at) == path).then(|| rest.split(' ').nth(1))?
-    };
-    table.lines().rev().find_map(source)
+    table
+        .lines()
+        .rev()
+        .filter_map(mount_of)
+        .find_map(|(at, source)| (unescaped(at) == path).then_some(source))
+}
+
+/// The paths at which a source is mounted, the newest first.
+fn paths_of(table: &str, source: &str) -> impl Iterator<Item = PathBuf> {
+    let mounts = table.lines().rev().filter_map(mount_of);
+    mounts.filter(move |(_, mounted)| *mounted == source).map(|(at, _)| unescaped(at))
+}
+
+/// Path and source of a line of the table.
+fn mount_of(line: &str) -> Option<(&str, &str)> {
+    let (mount, rest) = line.split_once(" - ")?;
+    Some((mount.split(' ').nth(4)?, rest.split(' ').nth(1)?))
 }
 
 /// A path of the table of mounts, in which spaces and the like are octal numbers.
@@ -272,6 +313,20 @@ mod tests {
         assert_eq!(source_of(TABLE, Path::new("/tmp/a b")), Some("sublet-memory:12"));
         assert_eq!(source_of(TABLE, Path::new("/")), Some("/dev/vda"));
         assert_eq!(source_of(TABLE, Path::new("/tmp")), None);
+    }
+
+    #[test]
+    fn finds_a_mount_by_its_source() {
+        let found = |source| paths_of(TABLE, source).collect::<Vec<_>>();
+        assert_eq!(found("sublet-memory:12"), [Path::new("/tmp/a b")]);
+        assert!(found("sublet-memory:1").is_empty());
+    }
+
+    #[test]
+    fn reads_a_table_with_paths_that_are_not_text() {
+        let table = escaped(b"40 22 0:35 / /tmp/\xff\xc3\xa9 rw - fuse sublet-memory:12 rw\n");
+        let path = PathBuf::from(std::ffi::OsString::from_vec(b"/tmp/\xff\xc3\xa9".to_vec()));
+        assert_eq!(source_of(&table, &path), Some("sublet-memory:12"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +38,9 @@ pub(crate) struct LeasedStorage {
     /// Extends the leases, until the folder has ended.
     keeper: Option<Keeper>,
     disk_chunks: u64,
+    /// Whether the latest chunk was refused. A program may write to a full folder again and again, and only the first refusal
+    /// is a warning: a reader of the log that is slow must not hold up the folder.
+    is_refused: bool,
 }
 
 enum Chunk {
@@ -70,7 +74,8 @@ impl LeasedStorage {
         let leased = MARK_BYTES + chunk_bytes;
         let plan = plan.initial_bytes(leased).increment_bytes(leased).limit_bytes(leased).cache_bytes(0);
         let chunks = HashMap::new();
-        LeasedStorage { invoker, plan, chunk_bytes, fallback, chunks, keeper: Some(keeper), disk_chunks: 0 }
+        let (keeper, disk_chunks, is_refused) = (Some(keeper), 0, false);
+        LeasedStorage { invoker, plan, chunk_bytes, fallback, chunks, keeper, disk_chunks, is_refused }
     }
 
     /// Gives all memory back. Every later access fails.
@@ -139,10 +144,15 @@ impl LeasedChunk {
 impl Storage for LeasedStorage {
     fn add(&mut self, chunk: u32) -> Result<(), Errno> {
         let keeper = self.keeper.as_ref().ok_or(Errno::IO)?;
-        let made = self.make(keeper).map_err(|error| {
-            let errno = if is_full(&error) { Errno::NOSPC } else { Errno::IO };
-            tracing::warn!(%error, "the folder cannot grow");
-            errno
+        let made = self.make(keeper);
+        let was_refused = std::mem::replace(&mut self.is_refused, made.is_err());
+        let made = made.map_err(|error| {
+            if was_refused {
+                tracing::debug!(%error, "the folder still cannot grow");
+            } else {
+                tracing::warn!(%error, "the folder cannot grow");
+            }
+            if is_full(&error) { Errno::NOSPC } else { Errno::IO }
         })?;
         self.disk_chunks += u64::from(matches!(made, Chunk::Disk(_)));
         self.chunks.insert(chunk, made);
@@ -186,11 +196,16 @@ fn make_file(folder: &Path, len_bytes: u64) -> Result<File, Error> {
     };
     let file = tempfile::tempfile_in(folder).map_err(|error| failed(&error))?;
     match fallocate(&file, FallocateFlags::empty(), 0, len_bytes) {
-        // This file system takes space as the file is written.
-        Err(Errno::OPNOTSUPP) => file.set_len(len_bytes).map_err(|error| failed(&error))?,
+        // This file system takes space as the file is written. A write that finds none would lose a chunk with bytes of files.
+        Err(Errno::OPNOTSUPP) => fill(&file, len_bytes).map_err(|error| failed(&error))?,
         reserved => reserved.map_err(|error| failed(&error.into()))?,
     }
     Ok(file)
+}
+
+/// Writes zeros to an empty file.
+fn fill(mut file: &File, len_bytes: u64) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), len_bytes), &mut file).map(drop)
 }
 
 fn is_full(error: &Error) -> bool {
@@ -205,4 +220,20 @@ fn lost(error: Error) -> Errno {
 fn disk_failed(error: &std::io::Error) -> Errno {
     tracing::warn!(%error, "a file in place of memory cannot be used");
     Errno::IO
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn filled_file_has_its_space() {
+        let file = tempfile::tempfile().unwrap();
+        fill(&file, 1 << 20).unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!(metadata.len(), 1 << 20);
+        assert!(metadata.blocks() * 512 >= 1 << 20, "{} blocks", metadata.blocks());
+    }
 }

@@ -291,12 +291,69 @@ fn late_write_that_fails_makes_its_bytes_unreadable() {
     let mut contents = contents();
     let file = create(&mut contents, "a");
     contents.write(file, 0, &[1; 10], NOW).unwrap();
-    contents.lose(file, BLOCK_BYTES, 10);
+    contents.storage.refuses = true;
+    let late = contents.write_late(file, 2 * BLOCK_BYTES, &vec![2; index(2 * BLOCK_BYTES)], NOW);
+    assert_eq!(late, Err(Errno::NOSPC));
     let mut bytes = [0; 10];
     assert_eq!(contents.read(file, 0, &mut bytes), Ok(10));
-    assert_eq!(contents.read(file, BLOCK_BYTES, &mut bytes), Err(Errno::IO));
+    assert_eq!(contents.read(file, 2 * BLOCK_BYTES, &mut bytes), Err(Errno::IO));
     contents.set_len(file, 10, NOW).unwrap();
-    contents.set_len(file, 2 * BLOCK_BYTES, NOW).unwrap();
-    assert_eq!(contents.read(file, BLOCK_BYTES, &mut bytes), Ok(10));
+    contents.set_len(file, 3 * BLOCK_BYTES, NOW).unwrap();
+    assert_eq!(contents.read(file, 2 * BLOCK_BYTES, &mut bytes), Ok(10));
     assert_eq!(bytes, [0; 10]);
+}
+
+#[test]
+fn late_write_that_fails_keeps_earlier_bytes_of_its_blocks() {
+    let mut contents = contents();
+    let file = create(&mut contents, "a");
+    // The file ends in the last block of its chunk.
+    let before = vec![5; index(CHUNK_BYTES) - 10];
+    contents.write(file, 0, &before, NOW).unwrap();
+    contents.storage.refuses = true;
+    let late = contents.write_late(file, CHUNK_BYTES - 10, &[6; 20], NOW);
+    assert_eq!(late, Err(Errno::NOSPC));
+    let mut bytes = vec![0; index(CHUNK_BYTES)];
+    assert_eq!(contents.read(file, 0, &mut bytes), Ok(index(CHUNK_BYTES)));
+    assert!(bytes[..before.len()] == before[..] && bytes[before.len()..] == [6; 10]);
+    assert_eq!(contents.read(file, CHUNK_BYTES, &mut bytes), Err(Errno::IO));
+}
+
+#[test]
+fn late_write_behind_the_largest_size_leaves_nothing_after_a_cut() {
+    let mut contents = contents();
+    let file = create(&mut contents, "a");
+    assert_eq!(contents.write_late(file, 1 << 50, &[1], NOW), Err(Errno::FBIG));
+    assert_eq!(contents.read(file, 1 << 50, &mut [0]), Err(Errno::IO));
+    contents.set_len(file, 10, NOW).unwrap();
+    let data = contents.files.data(file).unwrap();
+    assert_eq!((data.len_bytes(), data.blocks()), (10, 0));
+}
+
+#[test]
+fn failed_write_leaves_zeros_behind_the_end() {
+    let mut contents = contents();
+    let (file, other) = (create(&mut contents, "a"), create(&mut contents, "b"));
+    contents.write(file, 0, &[1; 10], NOW).unwrap();
+    contents.write(other, 0, &[2], NOW).unwrap();
+    // Each further chunk is lost at once, after the write has filled the file's first block.
+    contents.storage.lost.extend(1..100);
+    let bytes = vec![3; index(2 * BLOCK_BYTES)];
+    assert_eq!(contents.write(file, 10, &bytes, NOW), Err(Errno::IO));
+    contents.set_len(file, BLOCK_BYTES, NOW).unwrap();
+    let mut read = vec![9; index(BLOCK_BYTES)];
+    assert_eq!(contents.read(file, 0, &mut read), Ok(index(BLOCK_BYTES)));
+    assert!(read[..10] == [1; 10] && read[10..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn reservation_that_does_not_fit_takes_nothing() {
+    let mut contents = contents();
+    let file = create(&mut contents, "a");
+    let whole = CHUNKS * CHUNK_BYTES;
+    assert_eq!(contents.reserve(file, (0, whole + 1), false, NOW), Err(Errno::NOSPC));
+    assert_eq!(contents.storage.chunks.borrow().len(), 0);
+    contents.reserve(file, (0, whole), false, NOW).unwrap();
+    contents.reserve(file, (1, whole - 1), false, NOW).unwrap();
+    assert_eq!(contents.usage().free, 0);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::pool::Pool;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{FabricChoice, MemoryPlan};
@@ -41,6 +42,8 @@ const DEFAULT_CHUNK: &str = "64MiB";
 const DEFAULT_LEASE: &str = "5m";
 /// Shortest duration of a lease: it is extended after a third of that.
 const MIN_LEASE: Duration = Duration::from_secs(1);
+/// Longest duration of a lease that a manager grants.
+const MAX_LEASE: Duration = Duration::from_millis(MAX_TIMEOUT_MS);
 /// Smallest size of a lease, in bytes.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 /// Largest size of a lease, in bytes.
@@ -126,8 +129,8 @@ impl Arguments {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        if self.lease < MIN_LEASE {
-            let message = format!("--lease {:?}: it is at least {MIN_LEASE:?}", self.lease);
+        if !(MIN_LEASE..=MAX_LEASE).contains(&self.lease) {
+            let message = format!("--lease {:?}: it is from {MIN_LEASE:?} to {MAX_LEASE:?}", self.lease);
             return Err(Error::new(Code::InvalidArgument, message));
         }
         let mut plan = MemoryPlan::new().near(self.near.iter().cloned());
@@ -153,7 +156,7 @@ impl Arguments {
 /// Report that a folder is mounted.
 #[derive(Debug, Serialize)]
 struct MountedFolder {
-    folder: PathBuf,
+    folder: String,
     limit_bytes: u64,
     chunk_bytes: u64,
     pid: u32,
@@ -162,7 +165,7 @@ struct MountedFolder {
 /// Report on a folder that has ended.
 #[derive(Debug, Serialize)]
 struct EndedFolder {
-    folder: PathBuf,
+    folder: String,
     /// Number of leases that the folder had.
     leases: u64,
     /// Number of leases that ended early, with their bytes. Their cost is on `sublet bill`, and not here.
@@ -190,11 +193,11 @@ async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
     let access = arguments.connection.access()?;
     let (mounted, unmounted) = blocking(move || MountedMemory::start(access, options)).await?;
-    let folder = mounted.path().to_owned();
+    let folder = mounted.path().display().to_string();
     let ready = MountedFolder { folder: folder.clone(), limit_bytes, chunk_bytes, pid: std::process::id() };
     notify(DaemonPhase::Ready);
     let shown = output.announce(&ready, |ready| {
-        let (folder, limit) = (ready.folder.display(), show_bytes(ready.limit_bytes));
+        let (folder, limit) = (&ready.folder, show_bytes(ready.limit_bytes));
         format!(
             "{folder} takes up to {limit} of leased memory\nCtrl-C unmounts it and gives the memory back\n"
         )
@@ -213,7 +216,7 @@ async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error
 }
 
 impl EndedFolder {
-    fn of(folder: PathBuf, report: &StorageReport) -> EndedFolder {
+    fn of(folder: String, report: &StorageReport) -> EndedFolder {
         let bill = &report.bill;
         debug_assert!(
             bill.lost_leases <= bill.leases,
@@ -235,7 +238,7 @@ impl EndedFolder {
 fn text(ended: &EndedFolder) -> String {
     let mut text = format!(
         "{} had {}: {:.3} GiB-seconds, which cost {}\n",
-        ended.folder.display(),
+        ended.folder,
         show_count(ended.leases, "lease"),
         ended.gib_seconds,
         show_nano(ended.cost.total_nano)
@@ -276,8 +279,9 @@ mod tests {
 
     #[test]
     fn rejects_sizes_that_make_no_folder() {
-        let wrong: [&[&str]; 6] = [
+        let wrong: [&[&str]; 7] = [
             &["--lease", "10ms"],
+            &["--lease", "25h"],
             &["--limit", "1MiB"],
             &["--limit", "1TiB"],
             &["--chunk", "4096"],
