@@ -111,6 +111,10 @@ impl RunDriver<'_> {
             if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
                 continue;
             }
+            if self.follows_on_device(component) {
+                // Other workers do not have what it accesses.
+                continue;
+            }
             let attempt = self.uses.components[component].attempts + 1;
             let channels = self.joinable(component);
             let _ = self.spawn(component, attempt, Preparation { wait: EARLY_WAIT, channels });
@@ -156,9 +160,22 @@ impl RunDriver<'_> {
 
     /// Whether a component accesses memory on a device.
     fn has_device_memory(&self, component: usize) -> bool {
+        self.device_memories(component).next().is_some()
+    }
+
+    /// Whether a component accesses memory on a device that another component which has begun accesses, too: its worker
+    /// is that one's.
+    fn follows_on_device(&self, component: usize) -> bool {
+        self.device_memories(component).any(|memory| self.progress.is_begun_by_another(memory, component))
+    }
+
+    /// The memory components on a device that a component accesses.
+    fn device_memories(&self, component: usize) -> impl Iterator<Item = usize> {
         let graph = &self.application.graph;
-        let mut memories = graph.edges_from(component).filter_map(|edge| graph.components[edge.to].memory());
-        memories.any(|memory| memory.medium == Medium::Device)
+        let is_on_device = move |at: &usize| {
+            graph.components[*at].memory().is_some_and(|memory| memory.medium == Medium::Device)
+        };
+        graph.edges_from(component).map(|edge| edge.to).filter(is_on_device)
     }
 
     /// The bytes that a memory component begins with, if there are any.
