@@ -77,9 +77,10 @@ impl<D: Driver> KernelCaller<'_, D> {
         input: CallInput<'_>,
         output: CallOutput<'_>,
     ) -> Result<u32, Code> {
-        let called = KernelMemory::of(run)
-            .map_err(ComponentFailure::Memory)
-            .and_then(|memory| self.launch_component(memory, function, input, output));
+        let called = KernelMemory::of(run).map_err(ComponentFailure::Memory).and_then(|memory| {
+            self.free_unneeded(run.device_memory_from, memory.output);
+            self.launch_component(memory, function, input, output)
+        });
         // The next components read what was written, and the client gets the counts before the result.
         let synced = called
             .and_then(|written| run.sync(self.worker).map(|()| written).map_err(ComponentFailure::Memory));
@@ -87,6 +88,13 @@ impl<D: Driver> KernelCaller<'_, D> {
             ComponentFailure::Device(error) => self.failed(&error),
             ComponentFailure::Memory(error) => self.explain(&error),
         })
+    }
+
+    /// Frees memory of components that are over, and of earlier runs: contents with smaller numbers than this.
+    fn free_unneeded(&mut self, from: u64, output: Option<&Channel>) {
+        // The output may use the buffer that the component had before.
+        let output = output.map(Channel::name);
+        self.resident.retain(|memory| memory.number >= from || output == Some(memory.component.as_str()));
     }
 
     fn launch_component(

@@ -14,7 +14,7 @@ use crate::memory::MemoryPlan;
 use crate::run::application::Application;
 use crate::run::execute::{Cancel, ComponentExecutor, ComponentJob, Environment};
 use crate::run::mailboxes::mailbox;
-use crate::run::memory::{Channels, ComponentAccess, MemoryComponent};
+use crate::run::memory::{Channels, ComponentAccess, MemoryComponent, next_device_memory};
 use crate::run::planned::PlannedNode;
 use crate::run::swapping;
 use crate::run::workers::ComponentWorkers;
@@ -197,7 +197,7 @@ impl RunDriver<'_> {
     /// The memory components that one may access, made where they are not there.
     pub(super) fn channels(&mut self, component: usize) -> Result<Channels, Error> {
         let graph = &self.application.graph;
-        let mut channels = Channels { of: component, list: Vec::new() };
+        let mut channels = Channels { of: component, list: Vec::new(), device_memory_from: 0 };
         for edge in graph.edges_from(component) {
             let Relation::Access(rights) = edge.relation else { continue };
             let memory = match self.memories.get(&edge.to) {
@@ -235,6 +235,8 @@ impl RunDriver<'_> {
                 swaps_from,
             });
         }
+        let on_device = self.memories.values().filter_map(|memory| memory.device_memory());
+        channels.device_memory_from = on_device.min().unwrap_or_else(next_device_memory);
         Ok(channels)
     }
 }
