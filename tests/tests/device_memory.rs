@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
@@ -153,6 +154,32 @@ fn data_that_is_lost_with_its_worker_is_written_again() {
     let outcome = outcome.unwrap();
     assert_eq!(outcome.outputs[0].1, [b"5M".to_vec()]);
     assert!(of(&outcome, "mark").attempts >= 2, "{:?}", of(&outcome, "mark"));
+}
+
+/// Whether a worker executes kernels: its program has the kind of the device as its argument.
+fn has_kernels(worker: u32) -> bool {
+    let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|word| word == b"opencl")
+}
+
+#[test]
+fn lost_data_is_written_again_once() {
+    let platform = platform();
+    let application = application(&platform, &marked(true));
+    let mut killed = 0;
+    let outcome = application.run_with(b"5", |news| {
+        if matches!(news, News::Began { component, .. } if component == "between") {
+            let kernels: Vec<u32> =
+                platform.workers().into_iter().filter(|&worker| has_kernels(worker)).collect();
+            killed += kernels.len();
+            kernels.into_iter().for_each(|worker| kill(worker, Signal::KILL));
+        }
+    });
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.outputs[0].1, [b"5M".to_vec()]);
+    let attempts = ["mark", "between"].map(|name| of(&outcome, name).attempts);
+    // No second worker is prepared for the kernel that reads, while the one that writes is executed again.
+    assert_eq!((killed, attempts), (1, [2, 1]));
 }
 
 #[test]
