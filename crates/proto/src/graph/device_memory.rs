@@ -71,11 +71,20 @@ fn check_kernel(graph: &Graph, index: usize, problems: &mut Problems) {
     }
     let writes =
         graph.edges_from(index).filter(|edge| edge.relation == Relation::Access(MemoryRights::Write));
+    let compute = graph.components[index].compute();
+    let has_several =
+        compute.is_some_and(|compute| compute.parallelism > 1 || compute.instances_from.is_some());
     for edge in writes {
         let component = &graph.components[edge.to];
-        let limit_bytes = component.memory().map_or(0, |memory| memory.limit_bytes);
+        let Some(memory) = component.memory() else { continue };
+        let (name, of, limit_bytes) = (&graph.components[index].name, &component.name, memory.limit_bytes);
+        if has_several && memory.medium == Medium::Memory {
+            let message = format!(
+                "{name:?} is on a device and writes {of:?}, which has the output of one instance: it has several"
+            );
+            problems.add(format!("components[{index}].parallelism"), message);
+        }
         if limit_bytes > MAX_DEVICE_MEMORY_BYTES {
-            let (name, of) = (&graph.components[index].name, &component.name);
             let message = format!(
                 "{name:?} is on a device and writes {of:?}, whose limit_bytes is {limit_bytes}: it is at most \
                  {MAX_DEVICE_MEMORY_BYTES} there"
@@ -225,6 +234,14 @@ mod tests {
         problems.iter().map(|problem| format!("{problem}\n")).collect()
     }
 
+    #[track_caller]
+    fn check_refused(cases: &[(&[(&str, Value)], &str)]) {
+        for (changes, expected) in cases {
+            let problems = problems(changes);
+            assert!(problems.contains(expected), "{changes:?} lacks {expected:?}: {problems}");
+        }
+    }
+
     #[test]
     fn parses_memory_on_a_device_and_writes_the_same() {
         let graph = Graph::parse(document().to_string().as_bytes()).unwrap();
@@ -239,9 +256,7 @@ mod tests {
         let access = |from: &str, rights: &str| json!({ "type": "access", "from": from, "to": "kept", "rights": rights });
         let on = json!({ "pu": "opencl" });
         let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
-        let write =
-            |from: &str, to: &str| json!({ "type": "access", "from": from, "to": to, "rights": "write" });
-        let cases: [(&[(&str, Value)], &str); 14] = [
+        let cases: [(&[(&str, Value)], &str); 11] = [
             (
                 &[("/components/3/limit_bytes", Value::Null)],
                 "components[3].limit_bytes: memory on a device needs",
@@ -283,6 +298,17 @@ mod tests {
                 )],
                 "\"second\" reads 2 memory components, and a component on a device one",
             ),
+        ];
+        check_refused(&cases);
+    }
+
+    #[test]
+    fn refuses_what_takes_the_worker_and_output_for_which_memory_is_not_made() {
+        let on = json!({ "pu": "opencl" });
+        let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
+        let write =
+            |from: &str, to: &str| json!({ "type": "access", "from": from, "to": to, "rights": "write" });
+        let cases: [(&[(&str, Value)], &str); 4] = [
             (
                 &[("/components/4/limit_bytes", json!(1u64 << 32)), ("/edges/-", write("second", "other"))],
                 "components[4].limit_bytes: \"second\" is on a device and writes \"other\"",
@@ -290,6 +316,14 @@ mod tests {
             (
                 &[("/components/4/limit_bytes", Value::Null), ("/edges/-", write("second", "other"))],
                 "components[4].limit_bytes: \"second\" is on a device and writes \"other\"",
+            ),
+            (
+                &[
+                    ("/components/1/parallelism", json!(2)),
+                    ("/components/4/limit_bytes", json!(1u64 << 26)),
+                    ("/edges/-", write("second", "other")),
+                ],
+                "components[1].parallelism: \"second\" is on a device and writes \"other\", which has the output of one",
             ),
             // The number of instances of the third may be one.
             (
@@ -301,10 +335,7 @@ mod tests {
                 "\"third\" may take its worker: let one trigger the other",
             ),
         ];
-        for (changes, expected) in cases {
-            let problems = problems(changes);
-            assert!(problems.contains(expected), "{changes:?} lacks {expected:?}: {problems}");
-        }
+        check_refused(&cases);
     }
 
     #[test]
