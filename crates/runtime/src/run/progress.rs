@@ -269,8 +269,8 @@ impl RunProgress {
     /// The components that will begin when those that execute now are done: their environments may be made ready. A
     /// component that is done may have one before it that is to be executed again.
     pub(crate) fn upcoming(&self) -> impl Iterator<Item = usize> {
-        let is_left = |at| self.states[at] == State::Waiting;
-        let left: Vec<usize> = (0..self.states.len()).filter(|&at| is_left(at)).collect();
+        let left: Vec<usize> =
+            (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).collect();
         let after_left: BTreeSet<usize> = self.all_after(left).into_iter().collect();
         self.waiting().filter(move |component| !after_left.contains(component))
     }
