@@ -5,7 +5,8 @@
 
 use super::document::ComponentDocument;
 use super::model::{
-    Compute, Edge, Graph, InstancesFrom, MAX_DEVICE_MEMORY_BYTES, Medium, MemoryNeed, MemoryRights, Relation,
+    Compute, Condition, Edge, Graph, InstancesFrom, MAX_DEVICE_MEMORY_BYTES, Medium, MemoryNeed,
+    MemoryRights, Relation,
 };
 use super::problems::Problems;
 use crate::limits::MIN_SEGMENT_BYTES;
@@ -90,6 +91,13 @@ fn check_kernel(graph: &Graph, index: usize, problems: &mut Problems) {
                  {MAX_DEVICE_MEMORY_BYTES} there"
             );
             problems.add(format!("components[{}].limit_bytes", edge.to), message);
+        }
+        for (number, edge) in graph.edges.iter().enumerate() {
+            if edge.from == index && matches!(edge.condition, Some(Condition::When(_))) {
+                let message =
+                    format!("the output of {name:?} is in {of:?}: its own is empty, and has no text");
+                problems.add(format!("edges[{number}].when"), message);
+            }
         }
     }
 }
@@ -308,7 +316,11 @@ mod tests {
         let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
         let write =
             |from: &str, to: &str| json!({ "type": "access", "from": from, "to": to, "rights": "write" });
-        let cases: [(&[(&str, Value)], &str); 4] = [
+        let cases: [(&[(&str, Value)], &str); 5] = [
+            (
+                &[("/edges/0/when", json!("w"))],
+                "edges[0].when: the output of \"first\" is in \"kept\": its own is empty",
+            ),
             (
                 &[("/components/4/limit_bytes", json!(1u64 << 32)), ("/edges/-", write("second", "other"))],
                 "components[4].limit_bytes: \"second\" is on a device and writes \"other\"",
