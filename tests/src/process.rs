@@ -68,6 +68,17 @@ pub fn workers(agent: u32) -> Vec<u32> {
     below(inits).into_iter().filter(|&pid| is_called(pid, "sublet-worker")).collect()
 }
 
+/// Memory of a process that is really there, in KiB.
+///
+/// # Panics
+/// If the process is not there.
+#[track_caller]
+pub fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+    line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number of KiB")
+}
+
 /// The process that makes an agent's sandboxes.
 pub fn spawner(agent: u32) -> Option<u32> {
     children(agent).into_iter().find(|&child| is_called(child, "sublet-spawner"))

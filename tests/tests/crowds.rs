@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::sync::Arc;
 
 use sublet::{Access, Allocation, Code, Error};
@@ -14,7 +13,7 @@ use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
-use sublet_tests::process::PATIENCE;
+use sublet_tests::process::{PATIENCE, resident_kib};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tonic::Request;
@@ -28,13 +27,6 @@ const CHANNELS: usize = 8;
 const WAIT_MS: u64 = 4_000;
 /// Most growth of the manager's memory: a kibibyte for each request that may wait, and what its allocator keeps.
 const MAY_GROW_KIB: u64 = 128 << 10;
-
-/// Memory of a process that is really there, in KiB.
-fn resident_kib(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
-}
 
 /// Asks once; a lease that is granted is attached to and given back.
 async fn ask(access: Arc<Access>, channel: Channel, package: String) -> Result<(), Error> {

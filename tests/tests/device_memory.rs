@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
@@ -14,11 +15,11 @@ use sublet_tests::assert_fails;
 use sublet_tests::functions::{kernels, library};
 use sublet_tests::graph::{access, compute, document, memory, trigger};
 use sublet_tests::platform::{PlatformProcess, kill};
-use sublet_tests::process::PATIENCE;
+use sublet_tests::process::{PATIENCE, resident_kib};
 
 fn platform() -> PlatformProcess {
     let platform = PlatformProcess::start();
-    let kernels = kernels("staying.cl", "", &["mark", "look", "twice"]);
+    let kernels = kernels("staying.cl", "", &["mark", "look", "twice", "echo"]);
     let library = library("components.c");
     for package in [kernels.path(), library.as_path()] {
         let deployed = platform.run(&[OsStr::new("deploy"), package.as_os_str()]);
@@ -153,6 +154,66 @@ fn data_that_is_lost_with_its_worker_is_written_again() {
     let outcome = outcome.unwrap();
     assert_eq!(outcome.outputs[0].1, [b"5M".to_vec()]);
     assert!(of(&outcome, "mark").attempts >= 2, "{:?}", of(&outcome, "mark"));
+}
+
+/// Whether a worker executes kernels: its program has the kind of the device as its argument.
+fn has_kernels(worker: u32) -> bool {
+    let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|word| word == b"opencl")
+}
+
+#[test]
+fn lost_data_is_written_again_once() {
+    let platform = platform();
+    let application = application(&platform, &marked(true));
+    let mut killed = 0;
+    let outcome = application.run_with(b"5", |news| {
+        if matches!(news, News::Began { component, .. } if component == "between") {
+            let kernels: Vec<u32> =
+                platform.workers().into_iter().filter(|&worker| has_kernels(worker)).collect();
+            killed += kernels.len();
+            kernels.into_iter().for_each(|worker| kill(worker, Signal::KILL));
+        }
+    });
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.outputs[0].1, [b"5M".to_vec()]);
+    let attempts = ["mark", "between"].map(|name| of(&outcome, name).attempts);
+    // No second worker is prepared for the kernel that reads, while the one that writes is executed again.
+    assert_eq!((killed, attempts), (1, [2, 1]));
+}
+
+#[test]
+fn memory_on_a_device_is_freed_when_no_kernel_needs_it() {
+    const COUNT: usize = 9;
+    let platform = platform();
+    // Each kernel reads what the one before it has written.
+    let (mut components, mut edges) = (Vec::new(), Vec::new());
+    for at in 0..COUNT {
+        let (name, kept) = (format!("echo{at}"), format!("kept{at}"));
+        let mut echo = kernel(&name, "echo");
+        echo["resources"]["memory_bytes"] = json!(512u64 << 20);
+        components.push(if at == 0 { entry(echo) } else { echo });
+        let mut kept_memory = on_device(&kept);
+        kept_memory["limit_bytes"] = json!(32u64 << 20);
+        components.push(kept_memory);
+        edges.push(access(&name, &kept, "write"));
+        if let Some(before) = at.checked_sub(1) {
+            edges.push(trigger(&format!("echo{before}"), &name));
+            edges.push(access(&name, &format!("kept{before}"), "read"));
+        }
+    }
+    let application = application(&platform, &document("freed", &components, &edges));
+    let mut resident = Vec::new();
+    application
+        .run_with(b"5", |news| {
+            if let News::Ended { .. } = news {
+                resident.push(resident_kib(platform.worker()));
+            }
+        })
+        .unwrap();
+    assert_eq!(resident.len(), COUNT, "{resident:?}");
+    // Two are needed at a time. Without the others, the memory does not grow by one more.
+    assert!(resident[COUNT - 1] < resident[2] + (32 << 10), "{resident:?} KiB");
 }
 
 #[test]

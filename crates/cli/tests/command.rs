@@ -236,19 +236,27 @@ fn every_command_explains_itself_with_an_example() {
 #[test]
 fn profile_is_executed_by_the_named_python() {
     let folder = tempfile::tempdir().unwrap();
+    let module = folder.path().join("sublet");
+    std::fs::create_dir(&module).unwrap();
+    std::fs::write(module.join("__init__.py"), "").unwrap();
+    std::fs::write(module.join("profile.py"), "import sys\nprint(*sys.argv[1:])\n").unwrap();
     let profile = |python: &Path| {
         let arguments = ["--json", "profile", "--app", "a", "app.py", "--json"];
-        sublet(folder.path()).args(arguments).env("SUBLET_PYTHON", python).output().unwrap()
+        let mut command = sublet(folder.path());
+        command.args(arguments).env("SUBLET_PYTHON", python).env("PYTHONPATH", folder.path());
+        command.output().unwrap()
     };
-    // Programs in place of an interpreter: one that prints what it is to execute, and one that has no module.
-    let said = String::from_utf8(profile(Path::new("/bin/echo")).stdout).unwrap();
-    assert!(said.ends_with("\n-m sublet.profile --json --app a app.py --json\n"), "{said}");
-    let (lacks, missing) = (Path::new("/bin/false"), folder.path().join("none"));
-    for (python, named) in [(lacks, "does not have the package sublet"), (missing.as_path(), "none")] {
+    let said = profile(Path::new("python3"));
+    assert_eq!(String::from_utf8(said.stdout).unwrap(), "--json --app a app.py --json\n");
+    // Programs in place of an interpreter: one succeeds whatever it is to do, and one prints what it is to execute.
+    let (succeeds, prints) = (Path::new("/bin/true"), Path::new("/bin/echo"));
+    let (lacks, missing) = ("does not have the package sublet", folder.path().join("none"));
+    for (python, named) in [(succeeds, lacks), (prints, lacks), (missing.as_path(), "none")] {
         let output = profile(python);
         assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains(named) && error.contains("SUBLET_PYTHON"), "{error}");
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 }
 

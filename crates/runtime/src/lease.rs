@@ -69,6 +69,8 @@ const ENDED: u32 = 2;
 pub(crate) struct ClientLease {
     /// The lease as the manager granted it.
     description: v1::Lease,
+    /// Revision of messages that its agent knows.
+    pub(crate) messages: u32,
     pub(crate) package: PackageInfo,
     /// The other leases of the invoker.
     pub(crate) worker_set: Arc<WorkerSet>,

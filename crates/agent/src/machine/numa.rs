@@ -1,5 +1,6 @@
 //! Binds segments to the NUMA nodes that the operator names, such as nodes without cores that extend a machine's memory.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use sublet_fabric::region::{PAGE_BYTES, Region};
@@ -25,8 +26,10 @@ struct NodeMemory {
 impl NumaNodes {
     /// Checks that the nodes have memory, and that this process may bind memory to them.
     pub(crate) fn find(nodes: &[u32]) -> Result<NumaNodes, Error> {
-        let found = NumaNodes(nodes.to_vec());
-        if !nodes.is_empty() {
+        // The memory of a node that is named twice counts once.
+        let nodes: BTreeSet<u32> = nodes.iter().copied().collect();
+        let found = NumaNodes(nodes.into_iter().collect());
+        if !found.0.is_empty() {
             found.memory()?;
             found.bind(&Region::create("sublet-numa", PAGE_BYTES)?)?;
         }
@@ -53,11 +56,17 @@ impl NumaNodes {
     }
 
     /// Binds a segment, before its pages are allocated, if the nodes have the memory.
+    ///
+    /// # Errors
+    /// `no_capacity` if they do not, `insufficient_resources` if they are not there any more: segments of other agents
+    /// may be.
     pub(crate) fn place(&self, segment: &Region) -> Result<(), Error> {
         if self.0.is_empty() {
             return Ok(());
         }
-        let (len_bytes, NodeMemory { available_bytes, .. }) = (segment.len_bytes(), self.memory()?);
+        let gone = |error: Error| Error::new(Code::InsufficientResources, error.message);
+        let (len_bytes, NodeMemory { available_bytes, .. }) =
+            (segment.len_bytes(), self.memory().map_err(gone)?);
         // Otherwise the kernel would kill processes to make space on the nodes.
         if available_bytes < len_bytes.saturating_add(SPARE_BYTES) {
             let message = format!(
@@ -67,11 +76,19 @@ impl NumaNodes {
             );
             return Err(Error::new(Code::NoCapacity, message));
         }
-        self.bind(segment)
+        self.bind(segment).map_err(gone)
     }
 
     fn bind(&self, region: &Region) -> Result<(), Error> {
-        Ok(region.bind_to_nodes(&self.0)?)
+        let refused = |error: Error| {
+            let message = format!(
+                "{} (numa_nodes): the process needs the system call mbind, which containers may refuse, and nodes that its \
+                 cpuset allows",
+                error.message
+            );
+            Error::new(error.code, message)
+        };
+        region.bind_to_nodes(&self.0).map_err(|error| refused(error.into()))
     }
 
     /// The memory of all nodes together.
@@ -143,12 +160,19 @@ mod tests {
         let total_bytes = nodes.memory().unwrap().total_bytes;
         assert_eq!(nodes.to_lend(None).unwrap(), Some(total_bytes / 4 * 3));
         assert_eq!(nodes.to_lend(Some(4096)).unwrap(), Some(4096));
+        let twice = NumaNodes::find(&[0, 0]).unwrap();
+        assert_eq!(twice.memory().unwrap().total_bytes, total_bytes, "a node counts once");
         let error = nodes.to_lend(Some(total_bytes + 1)).unwrap_err();
         assert!(
             error.code == Code::InsufficientResources && error.message.contains("NUMA nodes [0]"),
             "{error}"
         );
         assert_eq!(NumaNodes::default().to_lend(None).unwrap(), None);
-        assert!(Region::create("sublet-none", PAGE_BYTES).unwrap().bind_to_nodes(&[1 << 20]).is_err());
+        let region = Region::create("sublet-none", PAGE_BYTES).unwrap();
+        assert!(region.bind_to_nodes(&[1 << 20]).is_err());
+        let error = NumaNodes(vec![1023]).bind(&region).unwrap_err();
+        assert!(error.message.contains("numa_nodes") && error.message.contains("mbind"), "{error}");
+        // A node that was taken off the machine: the client is to look elsewhere.
+        assert_eq!(NumaNodes(vec![1023]).place(&region).unwrap_err().code, Code::InsufficientResources);
     }
 }

@@ -19,8 +19,10 @@ Examples:
 The Python package `sublet` contains this command. It is executed by $SUBLET_PYTHON, or by python3 on PATH.
 `python3 -m sublet.profile --help` shows all options.";
 
-/// Succeeds in an interpreter that has the module.
-const FIND: &str = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sublet.profile') is None)";
+/// Prints [`FOUND`] in an interpreter that has the module. Another program than Python does not.
+const FIND: &str =
+    "import importlib.util; print('found' * (importlib.util.find_spec('sublet.profile') is not None))";
+const FOUND: &[u8] = b"found";
 
 /// Measure an application in Python, and propose where to split it
 #[derive(Debug, Args)]
@@ -42,9 +44,10 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         );
         Error::new(Code::InvalidArgument, message)
     };
-    let found = Command::new(&python).args(["-c", FIND]).stderr(Stdio::null()).status();
-    let found = found.map_err(|error| cannot(&error))?;
-    if !found.success() {
+    let mut find = Command::new(&python);
+    find.args(["-c", FIND]).stdin(Stdio::null()).stderr(Stdio::null());
+    let found = find.output().map_err(|error| cannot(&error))?;
+    if !found.status.success() || found.stdout.trim_ascii() != FOUND {
         let message = format!(
             "{shown} does not have the package sublet with its module profile: install it there, or name another Python by \
              SUBLET_PYTHON"

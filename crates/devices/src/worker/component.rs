@@ -77,9 +77,10 @@ impl<D: Driver> KernelCaller<'_, D> {
         input: CallInput<'_>,
         output: CallOutput<'_>,
     ) -> Result<u32, Code> {
-        let called = KernelMemory::of(run)
-            .map_err(ComponentFailure::Memory)
-            .and_then(|memory| self.launch_component(memory, function, input, output));
+        let called = KernelMemory::of(run).map_err(ComponentFailure::Memory).and_then(|memory| {
+            self.free_unneeded(run.device_memory_from, memory.output);
+            self.launch_component(memory, function, input, output)
+        });
         // The next components read what was written, and the client gets the counts before the result.
         let synced = called
             .and_then(|written| run.sync(self.worker).map(|()| written).map_err(ComponentFailure::Memory));
@@ -87,6 +88,13 @@ impl<D: Driver> KernelCaller<'_, D> {
             ComponentFailure::Device(error) => self.failed(&error),
             ComponentFailure::Memory(error) => self.explain(&error),
         })
+    }
+
+    /// Frees memory of components that are over, and of earlier runs: contents with smaller numbers than this.
+    fn free_unneeded(&mut self, from: u64, output: Option<&Channel>) {
+        // The output may use the buffer that the component had before.
+        let output = output.map(Channel::name);
+        self.resident.retain(|memory| memory.number >= from || output == Some(memory.component.as_str()));
     }
 
     fn launch_component(
@@ -208,15 +216,18 @@ fn capacity_of(channel: &Channel) -> Result<u32, Error> {
     })
 }
 
-/// Makes a buffer have at least `len` bytes.
+/// Makes a buffer have at least `len` bytes. Its content may be lost.
 fn reserve(buffer: &mut Vec<u8>, len: u32) -> Result<(), Error> {
     let len = len as usize;
-    if let Some(more) = len.checked_sub(buffer.len()) {
-        buffer.try_reserve_exact(more).map_err(|_| {
+    if buffer.len() < len {
+        let mut space = Vec::<u8>::new();
+        space.try_reserve_exact(len).map_err(|_| {
             let message = format!("the worker has no {len} bytes for the input or output of a kernel");
             Error::new(Code::MemoryExceeded, message)
         })?;
-        buffer.resize(len, 0);
+        drop(space);
+        // No page is touched here: the limit of an output may be much larger than the output.
+        *buffer = vec![0; len];
     }
     Ok(())
 }
@@ -227,4 +238,26 @@ fn replace(channel: &Channel, worker: u32, bytes: &[u8]) -> Result<(), Error> {
         channel.resize(worker, bytes.len() as u64)?;
     }
     channel.write(0, bytes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_bytes_that_are_not_written_take_no_memory() {
+        let resident_kib = || -> u64 {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let (mut buffer, before_kib) = (Vec::new(), resident_kib());
+        reserve(&mut buffer, 1 << 30).unwrap();
+        assert_eq!((buffer.len(), buffer[1 << 29]), (1 << 30, 0));
+        let grown_kib = resident_kib().saturating_sub(before_kib);
+        assert!(grown_kib < 512 << 10, "{grown_kib} KiB of 1 GiB are there");
+        buffer[0] = 7;
+        reserve(&mut buffer, 4096).unwrap();
+        assert_eq!((buffer.len(), buffer[0]), (1 << 30, 7), "large enough already");
+    }
 }

@@ -370,7 +370,7 @@ impl<'graph> Whole<'graph> {
         self.check_memory(problems);
         self.check_swapping(problems);
         self.check_messages(problems);
-        device_memory::check(self.graph, |at| self.reached_from(at), problems);
+        device_memory::check(self.graph, |at| self.reached_from(at), &self.certain(), problems);
         parallelism::check_sources(self.graph, |at| self.reached_from(at), &self.certain(), problems);
         self.check_conditions(problems);
     }

@@ -5,7 +5,8 @@
 
 use super::document::ComponentDocument;
 use super::model::{
-    Compute, Edge, Graph, InstancesFrom, MAX_DEVICE_MEMORY_BYTES, Medium, MemoryNeed, MemoryRights, Relation,
+    Compute, Condition, Edge, Graph, InstancesFrom, MAX_DEVICE_MEMORY_BYTES, Medium, MemoryNeed,
+    MemoryRights, Relation,
 };
 use super::problems::Problems;
 use crate::limits::MIN_SEGMENT_BYTES;
@@ -36,14 +37,20 @@ pub(super) fn of(index: usize, component: &ComponentDocument, problems: &mut Pro
 }
 
 /// Checks which components access memory on devices, and that a component on a device has at most one memory component
-/// for its input and one for its output. `reached_from` says which components run because one does.
-pub(super) fn check(graph: &Graph, reached_from: impl Fn(usize) -> Vec<bool>, problems: &mut Problems) {
+/// for its input and one for its output. `reached_from` says which components run because one does, `certain` which run in
+/// each run.
+pub(super) fn check(
+    graph: &Graph,
+    reached_from: impl Fn(usize) -> Vec<bool>,
+    certain: &[bool],
+    problems: &mut Problems,
+) {
     for (index, component) in graph.components.iter().enumerate() {
         if component.compute().is_some_and(is_on_device) {
             check_kernel(graph, index, problems);
         }
         if component.memory().is_some_and(|memory| memory.medium == Medium::Device) {
-            check_memory(graph, index, &reached_from, problems);
+            check_memory(graph, index, (&reached_from, certain), problems);
         }
     }
 }
@@ -63,12 +70,42 @@ fn check_kernel(graph: &Graph, index: usize, problems: &mut Problems) {
             problems.add(format!("components[{index}]"), message);
         }
     }
+    let writes =
+        graph.edges_from(index).filter(|edge| edge.relation == Relation::Access(MemoryRights::Write));
+    let compute = graph.components[index].compute();
+    let has_several =
+        compute.is_some_and(|compute| compute.parallelism > 1 || compute.instances_from.is_some());
+    for edge in writes {
+        let component = &graph.components[edge.to];
+        let Some(memory) = component.memory() else { continue };
+        let (name, of, limit_bytes) = (&graph.components[index].name, &component.name, memory.limit_bytes);
+        if has_several && memory.medium == Medium::Memory {
+            let message = format!(
+                "{name:?} is on a device and writes {of:?}, which has the output of one instance: it has several"
+            );
+            problems.add(format!("components[{index}].parallelism"), message);
+        }
+        if limit_bytes > MAX_DEVICE_MEMORY_BYTES {
+            let message = format!(
+                "{name:?} is on a device and writes {of:?}, whose limit_bytes is {limit_bytes}: it is at most \
+                 {MAX_DEVICE_MEMORY_BYTES} there"
+            );
+            problems.add(format!("components[{}].limit_bytes", edge.to), message);
+        }
+        for (number, edge) in graph.edges.iter().enumerate() {
+            if edge.from == index && matches!(edge.condition, Some(Condition::When(_))) {
+                let message =
+                    format!("the output of {name:?} is in {of:?}: its own is empty, and has no text");
+                problems.add(format!("edges[{number}].when"), message);
+            }
+        }
+    }
 }
 
 fn check_memory(
     graph: &Graph,
     memory: usize,
-    reached_from: &impl Fn(usize) -> Vec<bool>,
+    (reached_from, certain): (&impl Fn(usize) -> Vec<bool>, &[bool]),
     problems: &mut Problems,
 ) {
     let name = |component: usize| graph.components[component].name.as_str();
@@ -95,8 +132,9 @@ fn check_memory(
     // The other components that may be executed by the same worker.
     let reached: Vec<Vec<bool>> = (0..graph.components.len()).map(reached_from).collect();
     let takes_worker = |compute: &Compute| {
-        (&compute.package, &compute.resources, compute.parallelism)
-            == (&first.package, &first.resources, first.parallelism)
+        // A number of instances that follows from data may be one.
+        let has_one_instance = compute.parallelism == 1 || compute.instances_from.is_some();
+        has_one_instance && (&compute.package, &compute.resources) == (&first.package, &first.resources)
     };
     for edge in &accesses {
         for (other, component) in graph.components.iter().enumerate() {
@@ -110,12 +148,8 @@ fn check_memory(
                 ));
             }
         }
-        let is_write = |edge: &Edge| edge.relation == Relation::Access(MemoryRights::Write);
-        let is_before = |write: &&Edge| is_write(write) && reached[write.from][edge.from];
-        if !is_write(edge) && !accesses.iter().any(is_before) {
-            add(format!("no component writes {of:?} before {:?} reads it", name(edge.from)));
-        }
     }
+    check_order(graph, memory, (&reached[..], certain), &mut add);
     for component in &graph.components {
         let from = component.compute().and_then(|compute| compute.instances_from);
         if matches!(from, Some(InstancesFrom::Memory { memory: from, .. }) if from == memory) {
@@ -123,6 +157,45 @@ fn check_memory(
             add(format!("{of:?} is on a device: the number of instances of {name:?} cannot follow from it"));
         }
     }
+}
+
+/// Checks that in each run in which a component reads the memory, another one has written it before.
+fn check_order(
+    graph: &Graph,
+    memory: usize,
+    (reached, certain): (&[Vec<bool>], &[bool]),
+    add: &mut impl FnMut(String),
+) {
+    let of = &graph.components[memory].name;
+    let (writes, reads): (Vec<&Edge>, Vec<&Edge>) =
+        graph.edges_to(memory).partition(|edge| edge.relation == Relation::Access(MemoryRights::Write));
+    for read in reads {
+        let writers: Vec<usize> =
+            writes.iter().map(|write| write.from).filter(|&writer| reached[writer][read.from]).collect();
+        let is_certain = writers.iter().any(|&writer| certain[writer]);
+        let from = &graph.components[read.from].name;
+        if writers.is_empty() {
+            add(format!("no component writes {of:?} before {from:?} reads it"));
+        } else if !is_certain && is_reached_without(graph, &writers, read.from) {
+            add(format!(
+                "{from:?} reads {of:?}, and may be executed in a run in which no component wrote it"
+            ));
+        }
+    }
+}
+
+/// Whether triggers lead from the entry to a component without passing any of `others`.
+fn is_reached_without(graph: &Graph, others: &[usize], component: usize) -> bool {
+    let mut is_seen = vec![false; graph.components.len()];
+    let mut left = vec![graph.entry()];
+    while let Some(at) = left.pop() {
+        if others.contains(&at) || std::mem::replace(&mut is_seen[at], true) {
+            continue;
+        }
+        let triggers = graph.edges_from(at).filter(|edge| edge.relation == Relation::Trigger);
+        left.extend(triggers.map(|edge| edge.to));
+    }
+    is_seen[component]
 }
 
 #[cfg(test)]
@@ -167,6 +240,14 @@ mod tests {
         }
         let problems = Graph::parse(document.to_string().as_bytes()).err().unwrap_or_default();
         problems.iter().map(|problem| format!("{problem}\n")).collect()
+    }
+
+    #[track_caller]
+    fn check_refused(cases: &[(&[(&str, Value)], &str)]) {
+        for (changes, expected) in cases {
+            let problems = problems(changes);
+            assert!(problems.contains(expected), "{changes:?} lacks {expected:?}: {problems}");
+        }
     }
 
     #[test]
@@ -226,9 +307,72 @@ mod tests {
                 "\"second\" reads 2 memory components, and a component on a device one",
             ),
         ];
-        for (changes, expected) in cases {
-            let problems = problems(changes);
-            assert!(problems.contains(expected), "{changes:?} lacks {expected:?}: {problems}");
-        }
+        check_refused(&cases);
+    }
+
+    #[test]
+    fn refuses_what_takes_the_worker_and_output_for_which_memory_is_not_made() {
+        let on = json!({ "pu": "opencl" });
+        let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
+        let write =
+            |from: &str, to: &str| json!({ "type": "access", "from": from, "to": to, "rights": "write" });
+        let cases: [(&[(&str, Value)], &str); 5] = [
+            (
+                &[("/edges/0/when", json!("w"))],
+                "edges[0].when: the output of \"first\" is in \"kept\": its own is empty",
+            ),
+            (
+                &[("/components/4/limit_bytes", json!(1u64 << 32)), ("/edges/-", write("second", "other"))],
+                "components[4].limit_bytes: \"second\" is on a device and writes \"other\"",
+            ),
+            (
+                &[("/components/4/limit_bytes", Value::Null), ("/edges/-", write("second", "other"))],
+                "components[4].limit_bytes: \"second\" is on a device and writes \"other\"",
+            ),
+            (
+                &[
+                    ("/components/1/parallelism", json!(2)),
+                    ("/components/4/limit_bytes", json!(1u64 << 26)),
+                    ("/edges/-", write("second", "other")),
+                ],
+                "components[1].parallelism: \"second\" is on a device and writes \"other\", which has the output of one",
+            ),
+            // The number of instances of the third may be one.
+            (
+                &[
+                    ("/components/-", third()),
+                    ("/components/5/parallelism", json!({ "from": "first", "limit": 2 })),
+                    ("/edges/-", json!({ "type": "trigger", "from": "first", "to": "third" })),
+                ],
+                "\"third\" may take its worker: let one trigger the other",
+            ),
+        ];
+        check_refused(&cases);
+    }
+
+    #[test]
+    fn refuses_to_read_what_may_not_be_written() {
+        let kernel = |name: &str| json!({ "name": name, "type": "compute", "package": "k", "function": name, "resources": { "pu": "opencl" } });
+        let late = json!({ "name": "late", "type": "memory", "medium": "device", "limit_bytes": 4096 });
+        let trigger = |from: &str, to: &str| json!({ "type": "trigger", "from": from, "to": to });
+        let access = |from: &str, rights: &str| json!({ "type": "access", "from": from, "to": "late", "rights": rights });
+        let mut sometimes = trigger("second", "third");
+        sometimes["when"] = json!("w");
+        let mut changes = vec![
+            ("/components/-", kernel("third")),
+            ("/components/-", kernel("fourth")),
+            ("/components/-", late),
+            ("/edges/-", sometimes),
+            ("/edges/-", trigger("third", "fourth")),
+            ("/edges/-", access("third", "write")),
+            ("/edges/-", access("fourth", "read")),
+        ];
+        // The fourth is executed only after the third.
+        assert_eq!(problems(&changes), "");
+        changes.push(("/edges/-", trigger("second", "fourth")));
+        let problems = problems(&changes);
+        let expected =
+            "\"fourth\" reads \"late\", and may be executed in a run in which no component wrote it";
+        assert!(problems.contains(expected), "{problems}");
     }
 }

@@ -157,6 +157,7 @@ impl Attaching {
             status: AtomicU32::new(IDLE),
             ending: AtomicU32::new(0),
             deaths: Mutex::new(VecDeque::new()),
+            messages: attached.messages,
             ticks_per_ns: attached.ticks_per_ns,
             spin_ticks: saturating_u64(client_context.spin.as_nanos() as f64 * attached.ticks_per_ns),
             next_worker: AtomicU32::new(0),

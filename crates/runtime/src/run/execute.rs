@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
-use sublet_proto::Error;
 use sublet_proto::graph::{Compute, Resources};
+use sublet_proto::package::is_device;
 use sublet_proto::run::MAX_OUTPUT_BYTES;
+use sublet_proto::{Error, v1, version};
 
 use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
 use super::event::{ComponentFailure, ExecutionResult, RunEvent, is_lost};
@@ -206,6 +207,11 @@ impl ComponentExecutor {
         ahead: Option<AheadLinks>,
         channels: Channels,
     ) -> Result<LinkedWorkers, Error> {
+        if channels.iter().any(|access| access.mailbox.is_none() && access.swaps_from.is_none()) {
+            let pu = self.job.compute.resources.pu.as_deref().unwrap_or_default();
+            let check = |lease: &Arc<ClientLease>| check_memory(&lease.description(), pu, lease.messages);
+            workers.invoker.leases_held().try_for_each(check)?;
+        }
         if let Some(AheadLinks { channels: known, links }) = ahead {
             let joined: Option<u32> = links.iter().map(|link| link.begin(&channels)).sum();
             if let Some(joined_ahead) = joined {
@@ -410,6 +416,16 @@ impl ComponentFailure {
     }
 }
 
+/// Checks that the workers of a lease know memory components: those of earlier nodes ignore them if they execute kernels,
+/// and the output would be a wrong one. `pu` is what the component requires.
+fn check_memory(lease: &v1::Lease, pu: &str, messages: u32) -> Result<(), Error> {
+    if !is_device(pu) && !is_device(&lease.pu) {
+        return Ok(());
+    }
+    let agent = format!("the agent of node {}", lease.node);
+    version::check_messages(&agent, messages, "memory components of kernels", version::KERNEL_MEMORY)
+}
+
 fn failure(error: Error) -> ComponentFailure {
     if is_lost(error.code) {
         ComponentFailure::Lost(error)
@@ -424,5 +440,26 @@ fn ended(call: &mut Result<Invocation<'_>, Error>) -> Result<usize, (Error, usiz
     match call.finish() {
         Ok(done) => Ok(done.output_bytes),
         Err(error) => Err((error, call.reported_bytes())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::Code;
+
+    use super::*;
+
+    #[test]
+    fn refuses_nodes_whose_kernels_ignore_memory() {
+        let lease = |pu: &str| v1::Lease { node: "n1".into(), pu: pu.into(), ..v1::Lease::default() };
+        let (earlier, now) = (version::RUN_LEASES, version::KERNEL_MEMORY);
+        for (pu, messages) in [("", 0), ("cpu", earlier), ("opencl", now)] {
+            assert_eq!(check_memory(&lease(pu), "", messages), Ok(()), "{pu} with {messages}");
+        }
+        for (leased, required) in [("opencl", ""), ("", "cuda")] {
+            let error = check_memory(&lease(leased), required, earlier).unwrap_err();
+            assert_eq!(error.code, Code::VersionMismatch);
+            assert!(error.message.contains("node n1") && error.message.contains("revision 5"), "{error}");
+        }
     }
 }

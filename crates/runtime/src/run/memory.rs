@@ -33,6 +33,11 @@ mod link;
 /// so the numbers are unique in it.
 static NEXT_DEVICE_MEMORY: atomic::AtomicU64 = atomic::AtomicU64::new(1);
 
+/// A number that is larger than those of all contents in the memory of a device so far.
+pub(super) fn next_device_memory() -> u64 {
+    NEXT_DEVICE_MEMORY.load(Ordering::Relaxed)
+}
+
 /// A memory component of a run.
 pub(super) struct MemoryComponent {
     pub(super) index: usize,
@@ -86,13 +91,16 @@ pub(super) struct Channels {
     /// Index of the compute component.
     pub(super) of: usize,
     pub(super) list: Vec<ComponentAccess>,
+    /// The run needs no content in the memory of a device with a smaller number.
+    pub(super) device_memory_from: u64,
 }
 
 impl Channels {
     /// The components for the process whose first instance is `first`. Swap space is private to one process.
     fn of_process(&self, first: u32) -> Channels {
         let is_its = |access: &&ComponentAccess| access.swaps_from.is_none_or(|from| from == first);
-        Channels { of: self.of, list: self.list.iter().filter(is_its).cloned().collect() }
+        let list = self.list.iter().filter(is_its).cloned().collect();
+        Channels { of: self.of, list, device_memory_from: self.device_memory_from }
     }
 }
 
@@ -173,6 +181,11 @@ impl MemoryComponent {
         // A worker sees the length before it asks for the bytes.
         component.word(LEN_AT).store(component.content_bytes(), Ordering::Release);
         Ok(Arc::new(component))
+    }
+
+    /// Number of the content if that is in the memory of a device.
+    pub(super) fn device_memory(&self) -> Option<u64> {
+        Some(self.device_memory).filter(|number| *number != 0)
     }
 
     /// Number of bytes that it begins with.

@@ -266,11 +266,18 @@ impl RunProgress {
         }
     }
 
-    /// The components that will begin when those that execute now are done: their environments may be made ready.
+    /// The components that will begin when those that execute now are done: their environments may be made ready. A
+    /// component that is done may have one before it that is to be executed again.
     pub(crate) fn upcoming(&self) -> impl Iterator<Item = usize> {
-        self.waiting().filter(|&component| {
-            previous(&self.graph, component).all(|before| self.states[before] != State::Waiting)
-        })
+        let left: Vec<usize> =
+            (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).collect();
+        let after_left: BTreeSet<usize> = self.all_after(left).into_iter().collect();
+        self.waiting().filter(move |component| !after_left.contains(component))
+    }
+
+    /// Whether a component other than this one has begun that may access a memory component.
+    pub(crate) fn is_begun_by_another(&self, memory: usize, component: usize) -> bool {
+        accessors(&self.graph, memory).any(|other| other != component && self.states[other].has_begun())
     }
 
     /// Returns whether a component that is not done and has not released a memory component may access it, or the

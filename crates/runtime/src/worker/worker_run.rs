@@ -32,6 +32,8 @@ pub struct WorkerRun {
     first_instance: u32,
     /// Number of instances that execute the component.
     pub instances: u32,
+    /// No component needs contents in the memory of a device with smaller numbers ([`Channel::device_memory`]).
+    pub device_memory_from: u64,
     channels: Vec<Channel>,
 }
 
@@ -55,8 +57,8 @@ pub(super) fn take(
             channel::receive(count, fds, workers, cache)?
         }
     };
-    let (first_instance, instances) = (message.first_instance, message.instances);
-    let run = Arc::new(WorkerRun { first_instance, instances, channels });
+    let v1::Run { first_instance, instances, device_memory_from, .. } = *message;
+    let run = Arc::new(WorkerRun { first_instance, instances, device_memory_from, channels });
     let swaps = run.swap_space().is_ok();
     *write_lock(&RUN) = Some(run.clone());
     if message.ahead {

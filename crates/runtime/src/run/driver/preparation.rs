@@ -14,7 +14,7 @@ use crate::memory::MemoryPlan;
 use crate::run::application::Application;
 use crate::run::execute::{Cancel, ComponentExecutor, ComponentJob, Environment};
 use crate::run::mailboxes::mailbox;
-use crate::run::memory::{Channels, ComponentAccess, MemoryComponent};
+use crate::run::memory::{Channels, ComponentAccess, MemoryComponent, next_device_memory};
 use crate::run::planned::PlannedNode;
 use crate::run::swapping;
 use crate::run::workers::ComponentWorkers;
@@ -112,6 +112,10 @@ impl RunDriver<'_> {
             if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
                 continue;
             }
+            if self.follows_on_device(component) {
+                // Other workers do not have what it accesses.
+                continue;
+            }
             let attempt = self.uses.components[component].attempts + 1;
             let channels = self.joinable(component);
             let _ = self.spawn(component, attempt, Preparation { wait: EARLY_WAIT, channels });
@@ -157,9 +161,22 @@ impl RunDriver<'_> {
 
     /// Whether a component accesses memory on a device.
     fn has_device_memory(&self, component: usize) -> bool {
+        self.device_memories(component).next().is_some()
+    }
+
+    /// Whether a component accesses memory on a device that another component which has begun accesses, too: its worker
+    /// is that one's.
+    fn follows_on_device(&self, component: usize) -> bool {
+        self.device_memories(component).any(|memory| self.progress.is_begun_by_another(memory, component))
+    }
+
+    /// The memory components on a device that a component accesses.
+    fn device_memories(&self, component: usize) -> impl Iterator<Item = usize> {
         let graph = &self.application.graph;
-        let mut memories = graph.edges_from(component).filter_map(|edge| graph.components[edge.to].memory());
-        memories.any(|memory| memory.medium == Medium::Device)
+        let is_on_device = move |at: &usize| {
+            graph.components[*at].memory().is_some_and(|memory| memory.medium == Medium::Device)
+        };
+        graph.edges_from(component).map(|edge| edge.to).filter(is_on_device)
     }
 
     /// The bytes that a memory component begins with, if there are any.
@@ -181,7 +198,7 @@ impl RunDriver<'_> {
     /// The memory components that one may access, made where they are not there.
     pub(super) fn channels(&mut self, component: usize) -> Result<Channels, Error> {
         let graph = &self.application.graph;
-        let mut channels = Channels { of: component, list: Vec::new() };
+        let mut channels = Channels { of: component, list: Vec::new(), device_memory_from: 0 };
         for edge in graph.edges_from(component) {
             let Relation::Access(rights) = edge.relation else { continue };
             let memory = match self.memories.get(&edge.to) {
@@ -219,6 +236,8 @@ impl RunDriver<'_> {
                 swaps_from,
             });
         }
+        let on_device = self.memories.values().filter_map(|memory| memory.device_memory());
+        channels.device_memory_from = on_device.min().unwrap_or_else(next_device_memory);
         Ok(channels)
     }
 }

@@ -104,7 +104,15 @@ impl Link {
         let channels = channels.of_process(first);
         let count = u32::try_from(channels.len()).unwrap_or(u32::MAX);
         let ahead = time == LinkTime::Ahead;
-        let run = v1::Run { first_instance: first, instances, channels: count, number: 0, ahead };
+        let device_memory_from = channels.device_memory_from;
+        let run = v1::Run {
+            first_instance: first,
+            instances,
+            channels: count,
+            number: 0,
+            ahead,
+            device_memory_from,
+        };
         let joined = Arc::new(JoinedAhead::new(time, channels.len()));
         let cuts = channels.iter().map(|access| access.memory.cuts.load(Ordering::SeqCst)).collect();
         let (lease_of, exits) = (lease.clone(), 0);

@@ -117,6 +117,29 @@ fn result_stays_until_the_end_and_survives_a_loss() {
 }
 
 #[test]
+fn component_after_one_that_is_executed_again_is_not_upcoming() {
+    // a -> b -> c -> d. a and b share m, and b and d share n.
+    let components = [compute("a"), compute("b"), compute("c"), compute("d"), memory("m"), memory("n")];
+    let triggers = [("a", "b"), ("b", "c"), ("c", "d")].map(|(from, to)| edge("trigger", from, to));
+    let access = [("a", "m"), ("b", "m"), ("b", "n"), ("d", "n")].map(|(from, to)| edge("access", from, to));
+    let edges = [&triggers[..], &access].concat().join(",");
+    let mut progress = RunProgress::new(graph(&components.join(","), &edges), b"in".to_vec(), 3);
+    progress.begin().unwrap();
+    for (component, text) in [(0, "A"), (1, "B"), (2, "C")] {
+        assert_eq!(progress.upcoming().collect::<Vec<_>>(), [component + 1]);
+        progress.ended(component, 1, outputs(text)).unwrap();
+    }
+    assert!(progress.is_begun_by_another(5, 3) && progress.is_begun_by_another(5, 1));
+    // c is done, and d waits for a and b.
+    assert_eq!(progress.lost_memory(5, gone()).unwrap().last(), Some(&start(0, 2, "in")));
+    assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1]);
+    assert!(!progress.is_begun_by_another(5, 3), "b has not begun again");
+    progress.ended(0, 2, outputs("A")).unwrap();
+    assert_eq!(progress.upcoming().collect::<Vec<_>>(), [3]);
+    assert!(progress.is_begun_by_another(5, 3) && !progress.is_begun_by_another(5, 1));
+}
+
+#[test]
 fn ignores_losses_of_earlier_attempts() {
     let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
