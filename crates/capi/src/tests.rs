@@ -15,6 +15,7 @@ const SOURCES: &[&str] = &[
     include_str!("buffer.rs"),
     include_str!("callback.rs"),
     include_str!("graph.rs"),
+    include_str!("graph/detached.rs"),
     include_str!("invocation.rs"),
     include_str!("invoker.rs"),
     include_str!("memory.rs"),
