@@ -308,9 +308,11 @@ impl<S: Storage> Contents<S> {
         let (data, _) = self.files.file_mut(number)?;
         let plan = data.cut(&mut self.blocks, offset, len_bytes);
         self.give_back(&plan.emptied);
-        if let Err(chunk) = self.zero(&plan.zeros) {
-            // The bytes that were to be 0 are lost with the rest of their block.
-            self.lose_chunk(chunk);
+        for extent in &plan.zeros {
+            if let Err(chunk) = self.zero(std::slice::from_ref(extent)) {
+                // The bytes that were to be 0 are lost with the rest of their block.
+                self.lose_chunk(chunk);
+            }
         }
         Ok(())
     }

@@ -245,6 +245,24 @@ proptest! {
 }
 
 #[test]
+fn punched_bytes_become_zeros_beside_a_lost_chunk() {
+    let mut contents = contents();
+    let other = create(&mut contents, "other");
+    let file = create(&mut contents, "file");
+    contents.write(other, 0, &[1], NOW).unwrap();
+    contents.write(file, 0, &[1], NOW).unwrap();
+    let chunk = *contents.storage.chunks.borrow().keys().next().unwrap();
+    contents.storage.lost.insert(chunk);
+    let bytes = vec![1; 2 * index(BLOCK_BYTES)];
+    contents.write(file, BLOCK_BYTES, &bytes, NOW).unwrap();
+    contents.punch(file, 1, BLOCK_BYTES + 9, NOW).unwrap();
+    let mut read = [7; 20];
+    assert_eq!(contents.read(file, BLOCK_BYTES, &mut read), Ok(20));
+    assert_eq!(read, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(contents.read(file, 0, &mut read), Err(Errno::IO));
+}
+
+#[test]
 fn full_folder_refuses_writes_and_keeps_files() {
     let mut contents = contents();
     let first = create(&mut contents, "a");
