@@ -181,7 +181,7 @@ def test_random_queries_come_to_the_same_when_they_are_divided(broadcast, monkey
     monkeypatch.setattr(_frame_plan, "PART_BYTES", 1)
     monkeypatch.setattr(_frame_plan, "BROADCAST_BYTES", broadcast)
     stages, executed = 0, 0
-    for seed in range(5000 if SCALE else 150):
+    for seed in range(2000 if SCALE else 150):
         queries = Queries(seed)
         lazy = queries.query()
         try:
@@ -257,10 +257,12 @@ def test_a_join_with_a_validation_is_kept_whole(validate):
     assert frame.Query(rows.join(rows, on="key"), 2).reason is None
 
 
-@pytest.mark.parametrize("values", [[1, None, 2**100], [None, "b", "a"]], ids=["Int128", "Enum"])
-def test_rows_of_an_exchange_are_read_as_they_were_written(values):
-    dtype = polars.Int128 if values[0] else polars.Enum(["a", "b"])
-    rows = polars.DataFrame({"key": [1, 2, 3], "a": polars.Series(values, dtype=dtype)}).group_by("key").agg(col("a").min())
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([1, None, 2**100], polars.Int128), (["x", None, "y"], polars.Enum(["y", "x"]))], ids=["Int128", "Enum"]
+)
+def test_rows_of_an_exchange_are_read_as_they_were_written(values, dtype):
+    frames = polars.DataFrame({"a": polars.Series(values, dtype=dtype), "key": [1, 2, 3]}).lazy()
+    rows = frames.group_by("key").agg(col("a").min()).collect()
     assert_frame_equal(_frame_stage.decoded(memoryview(_frame_stage.encoded(rows))), rows)
 
 
@@ -335,6 +337,27 @@ def test_damaged_files_are_named(sales, tmp_path):
             assert "damaged.parquet" in str(error)
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize("chunks", [(("a", 4, 100), ("b", 50, 10)), (("a", 4, 1 << 40),), (("a", 0, 10),)], ids=["overlap", "end", "begin"])
+def test_columns_that_are_not_apart_are_damage(chunks, sales, monkeypatch):
+    found = [_frame_source.Group(1, tuple(_frame_source.Chunk(*chunk) for chunk in chunks))]
+    monkeypatch.setattr(_frame_source, "_group", lambda fields: found.pop() if found else _frame_source.Group(0, ()))
+    with pytest.raises(sublet.InvalidArgument, match=r"sales\.parquet is damaged: .*a column is outside of the file, or within another one"):
+        _frame_source.Contents(_frame_read.Source("parquet", (str(sales),)), None)
+
+
+def test_the_rest_of_pieces_without_chunks_is_each_other_byte():
+    random_ = random.Random(1)
+    for _ in range(300):
+        ends = sorted(random_.sample(range(1, 60), 12))
+        spans = [_frame_source.Chunk("a", begin, end - begin) for begin, end in zip(ends, ends[1:])]
+        pieces = _frame_source.without([_frame_source.Piece(0, 0, 60)], random_.sample(spans, 5))
+        left_out = random_.sample(spans, 5)
+        found = _frame_source.without(pieces, left_out)
+        lost = {byte for chunk in left_out for byte in range(chunk.offset, chunk.offset + chunk.nbytes)}
+        wanted = [(byte, piece.at + byte - piece.offset) for piece in pieces for byte in range(piece.offset, piece.offset + piece.nbytes)]
+        assert [(piece.offset + at, piece.at + at) for piece in found for at in range(piece.nbytes)] == [one for one in wanted if one[0] not in lost]
 
 
 def test_a_source_that_changes_after_the_query_was_planned_is_refused(sales):
