@@ -16,7 +16,7 @@ from . import _errors
 
 MAGIC = b"PAR1"
 # Most bytes of a footer.
-MOST_FOOTER_BYTES = 256 << 20
+MOST_FOOTER_BYTES = 64 << 20
 # Time to wait for a server, in seconds.
 PATIENCE = 60
 _CHUNK_BYTES = 8 << 20
@@ -143,7 +143,7 @@ def groups_of(file):
         raise _errors.InvalidArgument(f"{file.path} is no Parquet file: it neither begins nor ends as one")
     length = int.from_bytes(file.read(file.nbytes - 8, 4), "little")
     if length > min(file.nbytes - 12, MOST_FOOTER_BYTES):
-        raise _errors.InvalidArgument(f"{file.path} is damaged: its footer would have {length} bytes")
+        raise _errors.InvalidArgument(f"{file.path} is damaged: its footer would have {length} bytes, and at most {MOST_FOOTER_BYTES} are read")
     try:
         found = [_group(group) for group in _Thrift(file.read(file.nbytes - 8 - length, length)).struct().get(4, ())]
         if any(group.rows < 0 for group in found):

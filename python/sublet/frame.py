@@ -48,13 +48,13 @@ def run(lazy, *, partitions=None, memory=None, client=None, news=None, **options
         >>> sublet.frame.run(sales.group_by("shop").agg(polars.col("price").sum()))
     """
     client = client or _client.default_client()
-    return Query(lazy, partitions or _cores(client), memory).run(client, news, options)
+    return Query(lazy, _cores(client) if partitions is None else partitions, memory).run(client, news, options)
 
 
 def explain(lazy, *, partitions=None, memory=None, client=None):
     """Returns how `run` would execute a lazy frame, as text: its stages, their sizes, and where they are placed."""
     client = client or _client.default_client()
-    return Query(lazy, partitions or _cores(client), memory).explained()
+    return Query(lazy, _cores(client) if partitions is None else partitions, memory).explained()
 
 
 def _cores(client):
@@ -68,6 +68,8 @@ class Query:
         polars = _frame_read.check_version()
         if not isinstance(lazy, polars.LazyFrame):
             raise _errors.InvalidArgument(f"{type(lazy).__name__} is no polars.LazyFrame: call its `lazy()`")
+        if not isinstance(partitions, int) or partitions < 1:
+            raise _errors.InvalidArgument(f"partitions={partitions!r} is not 1 or more")
         self._version = polars.__version__
         self._partitions = partitions
         #: Why the query is executed as a whole; None if it is divided.

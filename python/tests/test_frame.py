@@ -449,6 +449,8 @@ def test_the_files_of_a_query_that_is_kept_whole_are_told_apart(sales, tmp_path)
 def test_arguments_are_checked(sales):
     with pytest.raises(sublet.InvalidArgument, match=r"DataFrame is no polars\.LazyFrame: call its `lazy\(\)`"):
         frame.Query(polars.DataFrame(), 2)
+    with pytest.raises(sublet.InvalidArgument, match="partitions=0 is not 1 or more"):
+        frame.run(totals(sales), partitions=0, client=object())
     with pytest.raises(sublet.InvalidArgument, match="not s3"):
         _frame_source.File("s3://bucket/sales.parquet")
     with pytest.raises(sublet.InvalidArgument, match="absent.parquet cannot be read"):
