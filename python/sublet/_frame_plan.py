@@ -15,6 +15,8 @@ from ._frame_tree import Node, columns_of, is_elementwise, is_one_row
 BROADCAST_BYTES = 16 << 20
 # Bytes of sources for each part.
 PART_BYTES = 32 << 20
+# Number of rows from which on a slice has no end: Polars numbers rows with 32 bits.
+MOST_ROWS = (1 << 32) - 1
 # Most parts of a fragment.
 MOST_PARTS = 256
 # Operations that give the same rows whenever they are repeated, so that each part may repeat them.
@@ -252,10 +254,10 @@ class _Planner:
 
     def _slice(self, node):
         found, fields = self.parts(node.inputs[0]), node.fields
-        if len(found) > 1 and fields["offset"] >= 0 and fields["len"] is not None:
+        most = MOST_ROWS if fields["len"] is None else fields["offset"] + fields["len"]
+        if len(found) > 1 and fields["offset"] >= 0 and most < MOST_ROWS:
             # No part needs more rows than all together.
-            most = {"offset": 0, "len": fields["offset"] + fields["len"]}
-            found = [Node("slice", (part,), most) for part in found]
+            found = [Node("slice", (part,), {"offset": 0, "len": most}) for part in found]
         return [node.over(found[0] if len(found) == 1 else self._gathered(found, node))]
 
     def _join(self, node):
@@ -328,7 +330,9 @@ def _combined(tree, partial):
     if tree[0] == "len":
         return total(tree)
     _, name, argument, option, dtype = tree
-    if not is_elementwise(argument[1] if argument[0] == "filter" else argument):
+    values, *conditions = argument[1:3] if argument[0] == "filter" else (argument,)
+    # A constant is one value, however many rows a part has.
+    if not all(map(is_elementwise, (values, *conditions))) or not columns_of(values):
         raise LookupError(name)
     if name in ("min", "max"):
         return "agg", name, add(tree), option, ""

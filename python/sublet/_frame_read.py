@@ -35,6 +35,10 @@ _PLAIN_SCAN = {
 _COUNTED = ("scan", "project", "filter", "slice", "sort")
 
 
+# Names of the validations of joins in serialised plans.
+_VALIDATED = (b"OneToOne", b"OneToMany", b"ManyToOne")
+
+
 class NotDivisible(Exception):
     """A part of a query that the planner does not know: the text names it."""
 
@@ -72,13 +76,28 @@ def tree_of(lazy):
     if tuple(reader.traverser.version()) != INTERFACE:
         found = ".".join(map(str, reader.traverser.version()))
         raise _errors.InvalidArgument(f"this Polars has version {found} of the plan's interface, and {'.'.join(map(str, INTERFACE))} is known")
-    return reader.node(), reader.sources
+    tree = reader.node()
+    if reader.has_joins:
+        _check_joins(lazy)
+    return tree, reader.sources
+
+
+def _check_joins(lazy):
+    """Checks that no join counts the rows with equal keys (`validate`), which the interface does not show, but the serialised plan does."""
+    try:
+        plan = lazy.serialize()
+    except Exception as error:
+        raise NotDivisible(f"a join in a plan that cannot be serialised ({error})") from None
+    if any(one in plan for one in _VALIDATED):
+        raise NotDivisible("a join with a validation")
 
 
 class _Reader:
     def __init__(self, traverser):
         self.traverser = traverser
         self.sources = []
+        #: Whether the plan has joins.
+        self.has_joins = False
         self._cached = {}
 
     def node(self):
@@ -188,8 +207,9 @@ class _Reader:
         if how in (("Inner", "fused_predicate"), ("Cross", "cross_and_filter")):
             # The condition besides the keys becomes a filter of its own.
             how = how[0]
-        elif seen.predicate is not None or cut is not None or how not in _HOW:
+        elif seen.predicate is not None or cut is not None or not isinstance(how, str) or how not in _HOW:
             raise NotDivisible(f"a join that is {how if isinstance(how, str) else how[0]}, with a condition")
+        self.has_joins = True
         fields = {"how": _HOW[how], "nulls_equal": nulls_equal, "suffix": suffix, "coalesce": coalesce, "order": order}
         left, right = self.traverser.get_inputs()
         return "join", {**fields, "left_on": self._keys(seen.left_on, left), "right_on": self._keys(seen.right_on, right)}
@@ -343,8 +363,9 @@ def _value(value, dtype):
         import polars
 
         value = polars.wrap_s(value).to_list()
-        if dtype == polars.List and len(value) == 1 and isinstance(value[0], list):
-            return value[0]
+        if dtype != polars.List or len(value) != 1 or not isinstance(value[0], list):
+            raise NotDivisible("a constant series")
+        return value[0]
     if isinstance(value, list) and getattr(dtype, "inner", None) is None:
         raise NotDivisible("a constant series")
     return value

@@ -4,9 +4,11 @@ Workers have neither the caller's files nor a network. Of a Parquet file, the ca
 no scan needs; they become the contents of a memory component. Each part of a scan puts together a file with its own groups of rows.
 """
 
+import http.client
 import mmap
 import os
-import urllib.error
+import re
+import stat
 import urllib.request
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from . import _errors
 
 MAGIC = b"PAR1"
 # Most bytes of a footer.
-MOST_FOOTER_BYTES = 256 << 20
+MOST_FOOTER_BYTES = 64 << 20
 # Time to wait for a server, in seconds.
 PATIENCE = 60
 _CHUNK_BYTES = 8 << 20
@@ -49,11 +51,15 @@ class File:
     """A file of a source, as it was when the query was planned."""
 
     def __init__(self, path):
-        self.path = path
+        self._path = path
         self._is_remote = "://" in path
+        #: The path for people: of a URL, without its user, password and query, which may be credentials.
+        self.path = shown(path)
         if self._is_remote and not path.startswith(("http://", "https://")):
             scheme = path.partition("://")[0]
-            raise _errors.InvalidArgument(f"{path}: sources are files, and URLs with http or https, not {scheme}; an object store has such URLs")
+            raise _errors.InvalidArgument(f"{self.path}: sources are files, and URLs with http or https, not {scheme}; an object store has such URLs")
+        if self._is_remote and "@" in _host(path):
+            raise _errors.InvalidArgument(f"{self.path}: a URL with a user or a password is not supported: use one whose query is signed")
         self.nbytes, self._state = self._look()
 
     def check(self):
@@ -65,11 +71,14 @@ class File:
         """Returns a range of the file."""
         if self._is_remote:
             # Behind the last byte.
-            found = self._request({"Range": f"bytes={offset}-{offset + nbytes - 1}"}, "GET") if nbytes else b""
+            found = self._ranged(offset, nbytes) if nbytes else b""
         else:
-            with open(self.path, "rb") as file:
-                file.seek(offset)
-                found = file.read(nbytes)
+            try:
+                with open(self._path, "rb") as file:
+                    file.seek(offset)
+                    found = file.read(nbytes)
+            except OSError as error:
+                raise _errors.InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from None
         if len(found) != nbytes:
             raise _errors.InvalidArgument(f"{self.path} was changed after the query was planned: it ends before byte {offset + nbytes}")
         return found
@@ -77,27 +86,55 @@ class File:
     def _look(self):
         if not self._is_remote:
             try:
-                found = os.stat(self.path)
+                found = os.stat(self._path)
             except OSError as error:
                 raise _errors.InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from None
+            if not stat.S_ISREG(found.st_mode):
+                raise _errors.InvalidArgument(f"{self.path} is no regular file")
             return found.st_size, (found.st_mtime_ns, found.st_ino)
-        headers = self._request({}, "HEAD")
-        tag = headers.get("ETag") or headers.get("Last-Modified")
-        if tag is None or headers.get("Content-Length") is None:
+        _, headers, _ = self._request({}, "HEAD", 0)
+        tag, length = _tag(headers), headers.get("Content-Length", "")
+        if tag is None or not (length.isascii() and length.isdigit()):
             raise _errors.InvalidArgument(f"{self.path}: the server gives no length, or neither ETag nor Last-Modified, so changes would not be seen")
-        return int(headers["Content-Length"]), tag
+        return int(length), tag
 
-    def _request(self, headers, method):
-        request = urllib.request.Request(self.path, headers=headers, method=method)
+    def _ranged(self, offset, nbytes):
+        wanted = f"{offset}-{offset + nbytes - 1}"
+        status, headers, found = self._request({"Range": f"bytes={wanted}"}, "GET", nbytes)
+        if status != 206 or headers.get("Content-Range", "").partition("/")[0] != f"bytes {wanted}":
+            raise _errors.InvalidArgument(f"{self.path}: the server does not send the ranges of bytes that are requested")
+        if _tag(headers) not in (None, self._state):
+            raise _errors.InvalidArgument(f"{self.path} was changed after the query was planned: run it again")
+        return found
+
+    def _request(self, headers, method, nbytes):
+        """Returns the status and the headers of a reply, and at most this many bytes."""
         try:
+            request = urllib.request.Request(self._path, headers=headers, method=method)
             with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-                if method == "HEAD":
-                    return reply.headers
-                if reply.status != 206:
-                    raise _errors.InvalidArgument(f"{self.path}: the server does not send ranges of bytes")
-                return reply.read()
-        except (urllib.error.URLError, TimeoutError) as error:
-            raise _errors.InvalidArgument(f"{self.path} cannot be read: {error}") from None
+                return reply.status, reply.headers, reply.read(nbytes)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # Other texts may have the URL with its credentials.
+            reason = error if isinstance(error, OSError) else type(error).__name__
+            raise _errors.InvalidArgument(f"{self.path} cannot be read: {reason}") from None
+
+
+def shown(path):
+    """Returns a path as it is, and a URL without what may be credentials."""
+    if "://" not in path:
+        return path
+    scheme, host = path.partition("://")[0], _host(path)
+    rest = path[len(scheme) + len("://") + len(host) :]
+    return f"{scheme}://{host.rpartition('@')[2]}{re.split('[?#]', rest, maxsplit=1)[0]}"
+
+
+def _host(url):
+    """The part of a URL with the host, and with the user and password if there are any."""
+    return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
+
+
+def _tag(headers):
+    return headers.get("ETag") or headers.get("Last-Modified")
 
 
 def groups_of(file):
@@ -106,11 +143,17 @@ def groups_of(file):
         raise _errors.InvalidArgument(f"{file.path} is no Parquet file: it neither begins nor ends as one")
     length = int.from_bytes(file.read(file.nbytes - 8, 4), "little")
     if length > min(file.nbytes - 12, MOST_FOOTER_BYTES):
-        raise _errors.InvalidArgument(f"{file.path} is damaged: its footer would have {length} bytes")
+        raise _errors.InvalidArgument(f"{file.path} is damaged: its footer would have {length} bytes, and at most {MOST_FOOTER_BYTES} are read")
     try:
         found = [_group(group) for group in _Thrift(file.read(file.nbytes - 8 - length, length)).struct().get(4, ())]
-        if any(chunk.offset < 4 or chunk.nbytes < 0 or chunk.offset + chunk.nbytes > file.nbytes for group in found for chunk in group.chunks):
-            raise ValueError("a column is outside of the file")
+        if any(group.rows < 0 for group in found):
+            raise ValueError("a group has less than no rows")
+        end = len(MAGIC)
+        for chunk in sorted((chunk for group in found for chunk in group.chunks), key=lambda chunk: chunk[1:]):
+            # What a query does not need is left out, so no other column may be there.
+            if chunk.nbytes < 0 or chunk.offset < end or chunk.offset + chunk.nbytes > file.nbytes:
+                raise ValueError("a column is outside of the file, or within another one")
+            end = chunk.offset + chunk.nbytes
     except (IndexError, KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
         raise _errors.InvalidArgument(f"{file.path} is damaged: its footer cannot be read ({error})") from None
     return found
@@ -185,6 +228,8 @@ class _Thrift:
             if byte < 128:
                 return value
             shift += 7
+            if shift > 63:
+                raise ValueError("a number has more than 64 bits")
 
     def _zigzag(self):
         value = self._varint()
@@ -266,11 +311,16 @@ def without(pieces, chunks):
     """Removes the bytes of chunks from pieces."""
     found = []
     left = sorted(chunk[1:] for chunk in chunks)
+    at = 0
     for piece in pieces:
         begin, end = piece.offset, piece.offset + piece.nbytes
-        for offset, nbytes in left:
-            if offset >= end or offset + nbytes <= begin:
-                continue
+        # Both are in order, so none before this one is looked at again.
+        while at < len(left) and sum(left[at]) <= begin:
+            at += 1
+        for number in range(at, len(left)):
+            offset, nbytes = left[number]
+            if offset >= end:
+                break
             if offset > begin:
                 found.append(Piece(begin, piece.at + begin - piece.offset, offset - begin))
             begin = offset + nbytes
@@ -282,6 +332,11 @@ def without(pieces, chunks):
 def _encoded(frame):
     import io
 
+    import polars
+
     stream = io.BytesIO()
-    frame.write_ipc(stream, compression="uncompressed")
+    try:
+        frame.write_ipc(stream, compression="uncompressed")
+    except polars.exceptions.PolarsError as error:
+        raise _errors.InvalidArgument(f"a frame of this program has a column that Arrow cannot have: {error}") from None
     return stream.getvalue()

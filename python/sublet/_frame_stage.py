@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import tempfile
+import warnings
 from typing import NamedTuple
 
 from . import _errors
@@ -32,13 +33,19 @@ def divided(frame, keys, partitions):
     if keys is None or partitions == 1:
         return [frame]
     keyed = polars.struct([expression(tree).alias(f"key{number}") for number, tree in enumerate(keys)])
-    # Hashes are the same in all processes with one version of Polars.
+    # Hashes are the same in all processes with one version of Polars; `Component` checks it.
     targets = frame.select((keyed.hash(1) % partitions).alias("target"))["target"]
     return [frame.filter(targets == number) for number in range(partitions)]
 
 
 def encoded(frame):
     """Returns a frame as a file of Arrow's."""
+    import polars
+
+    # Behind the nulls of enumerations, aggregations may leave numbers of no category, which Arrow refuses to read.
+    enums = [column.name for column in frame if isinstance(column.dtype, polars.Enum) and column.null_count()]
+    if enums:
+        frame = frame.with_columns(frame[name].cast(polars.String).cast(frame.schema[name]) for name in enums)
     stream = io.BytesIO()
     frame.write_ipc(stream, compression="uncompressed")
     return stream.getbuffer()
@@ -50,7 +57,8 @@ def decoded(data):
 
     if type(data) is bytes:
         return polars.read_ipc(data)
-    with contextlib.suppress(ImportError):
+    # Polars reads the types that pyarrow does not know, as integers of 128 bits.
+    with contextlib.suppress(ImportError, NotImplementedError):
         import pyarrow
 
         with pyarrow.ipc.open_file(pyarrow.py_buffer(data)) as file:
@@ -175,11 +183,20 @@ def _range(opened, offset, nbytes):
     return lambda: found
 
 
+def hashes():
+    """Hashes of some rows: workers whose processor or Polars has others would divide rows in another way."""
+    import polars
+
+    rows = polars.DataFrame({"key0": [None, -1, 1 << 40], "key1": [None, "", "a text of more than sixteen bytes"]})
+    return rows.to_struct("keys").hash(1).to_list()
+
+
 class Component:
     """What a component executes: parts of a stage, or a query as a whole."""
 
     def __init__(self, version, parts, output, slots, reads, formats, whole=None):
         self._version = version
+        self._hashes = hashes()
         self._parts = parts
         # Name of the exchange, its keys and partitions.
         self._output = output
@@ -194,6 +211,8 @@ class Component:
 
         if polars.__version__ != self._version:
             raise _errors.InvalidArgument(f"the worker has Polars {polars.__version__}, and the query was planned by {self._version}")
+        if hashes() != self._hashes:
+            raise _errors.InvalidArgument("the worker's Polars has other hashes of rows than this program's: its processor or its build differs")
         number, count = instance(), instances()
         if number >= max(1, len(self._parts)):
             # More instances than parts.
@@ -210,19 +229,22 @@ class Component:
         return b""
 
     def _own_plan(self, reader):
-        import warnings
-
-        import polars
-
         text, sources = self._whole
         for number, files in enumerate(sources):
             opened = channel(f"source{number}")
             for place, (nbytes, pieces) in enumerate(files):
                 made = reader.file(opened, nbytes, pieces)
                 text = text.replace(placeholder(number, place), f"/proc/self/fd/{made.fileno()}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return polars.LazyFrame.deserialize(io.StringIO(text), format="json")
+        return plan_of(text)
+
+
+def plan_of(text):
+    """Returns the lazy frame of Polars' own plan in JSON."""
+    import polars
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return polars.LazyFrame.deserialize(io.StringIO(text), format="json")
 
 
 def _collected(lazy):

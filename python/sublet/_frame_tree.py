@@ -163,7 +163,10 @@ def expression(tree):
         return expression(tree[1]).filter(expression(tree[2]))
     if kind == "function":
         function = FUNCTIONS.get(tree[1]) or OF_COLUMNS[tree[1]]
-        return function(tree[3], *map(_argument, tree[2]))
+        arguments = list(map(expression, tree[2]))
+        if tree[1] == "BooleanFunction.IsIn":
+            arguments[1] = _constant(tree[2][1])
+        return function(tree[3], *arguments)
     if kind == "over":
         order = {} if tree[3] is None else {"order_by": expression(tree[3]), "descending": tree[4], "nulls_last": tree[5]}
         return expression(tree[1]).over([expression(key) for key in tree[2]] or None, **order)
@@ -173,7 +176,7 @@ def expression(tree):
     return polars.when(argument.count() > 0).then(found) if name == "sum" and option else found
 
 
-def _argument(tree):
+def _constant(tree):
     if tree[0] == "literal" and isinstance(tree[1], list):
         import polars
 

@@ -48,13 +48,13 @@ def run(lazy, *, partitions=None, memory=None, client=None, news=None, **options
         >>> sublet.frame.run(sales.group_by("shop").agg(polars.col("price").sum()))
     """
     client = client or _client.default_client()
-    return Query(lazy, partitions or _cores(client), memory).run(client, news, options)
+    return Query(lazy, _cores(client) if partitions is None else partitions, memory).run(client, news, options)
 
 
 def explain(lazy, *, partitions=None, memory=None, client=None):
     """Returns how `run` would execute a lazy frame, as text: its stages, their sizes, and where they are placed."""
     client = client or _client.default_client()
-    return Query(lazy, partitions or _cores(client), memory).explained()
+    return Query(lazy, _cores(client) if partitions is None else partitions, memory).explained()
 
 
 def _cores(client):
@@ -68,6 +68,8 @@ class Query:
         polars = _frame_read.check_version()
         if not isinstance(lazy, polars.LazyFrame):
             raise _errors.InvalidArgument(f"{type(lazy).__name__} is no polars.LazyFrame: call its `lazy()`")
+        if not isinstance(partitions, int) or partitions < 1:
+            raise _errors.InvalidArgument(f"partitions={partitions!r} is not 1 or more")
         self._version = polars.__version__
         self._partitions = partitions
         #: Why the query is executed as a whole; None if it is divided.
@@ -104,7 +106,7 @@ class Query:
             try:
                 stages = [_without_rows(stage) for stage in _frame_plan.divide(tree, chosen, self._partitions)]
                 found = _frame_stage.executed(stages, empty).schema
-            except polars.exceptions.PolarsError as error:
+            except (polars.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
                 raise _frame_read.NotDivisible(f"an operation that fails without rows ({error})") from None
             if found != wanted:
                 names = [name for name in wanted if found.get(name) != wanted[name]]
@@ -131,9 +133,18 @@ class Query:
                 plan = json.loads(lazy.serialize(format="json"))
         except (polars.exceptions.PolarsError, TypeError, ValueError, AttributeError) as error:
             raise _errors.InvalidArgument(f"Polars cannot serialise the query, which has {self.reason}: {error}") from None
+        if next(iter(plan)) in ("Sink", "SinkMultiple"):
+            raise _errors.InvalidArgument("a sink would write into files of the worker, which nobody has: write the rows that are returned")
         sources = {}
         for scan in _scans(plan):
             _replace_paths(scan, sources)
+        try:
+            _frame_stage.plan_of(json.dumps(plan))
+        except polars.exceptions.PolarsError as error:
+            # JSON has no such numbers.
+            raise _errors.InvalidArgument(
+                f"Polars cannot send the query, which has {self.reason}, perhaps for a constant that is infinite or not a number: {error}"
+            ) from None
         self.contents = [_frame_source.Contents(source, None) for source in sources]
         self.formats = [source.format for source in sources]
         self.whole = json.dumps(plan), [contents.part(None, None) for contents in self.contents]
@@ -296,7 +307,9 @@ def _scan_of(source):
 
     if source.frame is not None:
         return source.frame.lazy()
-    return polars.scan_parquet(list(source.paths)) if source.format == "parquet" else polars.scan_ipc(list(source.paths))
+    scan = polars.scan_parquet if source.format == "parquet" else polars.scan_ipc
+    # They are the paths of files, whatever signs they have.
+    return scan(list(source.paths), glob=False, hive_partitioning=False)
 
 
 def _scans(plan):
@@ -318,7 +331,8 @@ def _replace_paths(scan, sources):
         raise _errors.InvalidArgument("a scan of open files or bytes cannot be sent to workers: give it the paths of files")
     options = scan.get("unified_scan_args", {})
     if options.get("include_file_paths") is not None or options.get("hive_options", {}).get("enabled"):
-        raise _errors.InvalidArgument(f"the scan of {paths[0]['inner']} gives columns by the paths of its files, which workers do not have")
+        path = _frame_source.shown(paths[0]["inner"])
+        raise _errors.InvalidArgument(f"the scan of {path} gives columns by the paths of its files, which workers do not have")
     found = []
     for path in (one["inner"] for one in paths):
         if "://" not in path and (os.path.isdir(path) or any(sign in path for sign in "*?[")):
@@ -327,6 +341,8 @@ def _replace_paths(scan, sources):
     kind = next(iter(scan["scan_type"]), "file").lower()
     source = _frame_read.Source(kind if kind in ("parquet", "ipc") else "file", tuple(found))
     number = sources.setdefault(source, len(sources))
+    # They may have credentials of an object store, which no worker reads.
+    options["cloud_options"] = None
     scan["sources"]["Paths"] = [{"inner": _frame_stage.placeholder(number, place)} for place in range(len(found))]
 
 
