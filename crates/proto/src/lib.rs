@@ -16,6 +16,7 @@
     warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod cdi;
 mod code;
 mod convert;
 pub mod graph;

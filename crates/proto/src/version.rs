@@ -13,7 +13,7 @@ use crate::{Code, Error};
 pub const CALLS: u32 = 1;
 
 /// Revision of messages that this build knows. It grows with each added field that a receiver must not ignore.
-pub const MESSAGES: u32 = RUN_LEASES;
+pub const MESSAGES: u32 = DEVICES;
 
 /// Revision that added environment variables, secrets, lent folders and temporary space of functions.
 pub const NEEDS: u32 = 1;
@@ -26,6 +26,9 @@ pub const APPLICATION_LIMITS: u32 = 3;
 
 /// Revision that added leases of runs, and detached runs.
 pub const RUN_LEASES: u32 = 4;
+
+/// Revision that added devices of leases.
+pub const DEVICES: u32 = 5;
 
 /// Checks that a peer has the same version of calls. 0 stands for 1: the first version did not send its number.
 ///

@@ -117,6 +117,7 @@ impl SandboxMaker {
         };
         let spec = Spec {
             lent_folders: Vec::new(),
+            device_mounts: Vec::new(),
             kind,
             program: SandboxProgram::Outside(program.to_owned()),
             args: Vec::new(),

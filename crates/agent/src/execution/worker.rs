@@ -316,6 +316,7 @@ fn spec(
         has_own_variables: false,
         folder: Some(package.folder.clone()),
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         control,
         log: None,
         network: if dials { NetworkAccess::Host } else { NetworkAccess::None },
