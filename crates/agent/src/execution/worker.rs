@@ -1,5 +1,6 @@
 //! One lease's worker process: how it starts in its sandbox, how it is ended, and how its end is described.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::Metadata;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{
-    PORTABLE, is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python,
+    PORTABLE, can_open_devices, is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python,
 };
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
@@ -27,6 +28,7 @@ use sublet_sandbox::{
 };
 
 use crate::execution::c_library::CLibrary;
+use crate::execution::devices;
 use crate::execution::image_interpreters::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
@@ -98,6 +100,8 @@ impl WorkerProcess {
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
+        check_devices(held, &runnable)?;
+        let device_mounts = devices::mounts(held.reservation.devices.devices())?;
         let variables = variables(held, &runnable)?;
         let has_own_variables = !variables.is_empty();
         let lent_folders = folders(node, held)?;
@@ -118,7 +122,8 @@ impl WorkerProcess {
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
         let spec_of = spec(program, held, &runnable, inside.into(), swaps);
-        let mut spec = Spec { log: Some(log.file()?), lent_folders, has_own_variables, ..spec_of };
+        let mut spec =
+            Spec { log: Some(log.file()?), lent_folders, device_mounts, has_own_variables, ..spec_of };
         spec.limits.scratch_bytes = temporary_bytes(node, held);
         if let Some(held) = &image {
             contain(&mut spec, runtime, &held.image, runnable.build());
@@ -304,7 +309,10 @@ fn spec(
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => {
-            let devices = if swaps { Devices::Faults } else { Devices::None };
+            let own = &held.reservation.devices;
+            let other = if swaps { Devices::Faults } else { Devices::None };
+            // The filter for devices of its own allows what swapping needs as well.
+            let devices = if own.is_empty() { other } else { Devices::Own };
             (devices, if is_interpreter(&build.architecture) { environment() } else { Vec::new() })
         }
     };
@@ -350,11 +358,33 @@ fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
     version::check_messages("the manager that granted the lease", 0, &what, version::NEEDS)
 }
 
-/// The environment variables of functions: those of the package, over them the lease's.
+/// Refuses devices for functions that cannot open them.
+fn check_devices(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
+    let build = runnable.build();
+    if held.reservation.devices.is_empty() || can_open_devices(build) {
+        return Ok(());
+    }
+    let what = if build.image.is_empty() { build.kind.as_str() } else { "image" };
+    let message = format!(
+        "lease {} has devices, which native code and Python can open, and package {} is of the kind {what}",
+        held.lease.id, runnable.package.info.name
+    );
+    Err(Error::new(Code::InvalidArgument, message))
+}
+
+/// The environment variables of functions: those of its devices, over them the package's, over them the lease's.
 fn variables(held: &AttachedLease, runnable: &Runnable) -> Result<Vec<Variable>, Error> {
     let own = Needs { variables: held.variables.clone(), ..Needs::default() };
     let package = runnable.package.info.needs.clone().unwrap_or_default();
-    let variables = package.with(&own).variables;
+    let of_devices = held.reservation.devices.devices().flat_map(|device| &device.edits.variables);
+    // Of several devices with the same variable, the last one counts.
+    let of_devices: BTreeMap<_, _> = of_devices.map(|(name, value)| (name, value)).collect();
+    let of_devices = of_devices
+        .into_iter()
+        .map(|(name, value)| Variable { name: name.clone(), value: value.clone() })
+        .collect();
+    let of_devices = Needs { variables: of_devices, ..Needs::default() };
+    let variables = of_devices.with(&package).with(&own).variables;
     if !variables.is_empty() && kernels::kind_of(runnable.build()).is_some() {
         let message = format!(
             "package {} has kernels, which have no environment variables",
@@ -508,6 +538,7 @@ fn setup(
         shim: true,
         local_bytes: if swaps { local_bytes(lent_bytes) } else { 0 },
         calls: version::CALLS,
+        uncounted_addresses: node.execution.bounds_memory && !held.reservation.devices.is_empty(),
     }
 }
 

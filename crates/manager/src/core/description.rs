@@ -5,7 +5,7 @@ use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::pool::Pool;
 use sublet_proto::pu::{self, is_processor_kind};
-use sublet_proto::v1::{Needs, NodeDescription};
+use sublet_proto::v1::{DeviceCount, Needs, NodeDescription};
 use sublet_proto::{Code, Error};
 
 /// Most cores of one node, and most places on its shared ones.
@@ -93,6 +93,9 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
 }
 
+/// Longest name of a device, in bytes.
+const MAX_DEVICE_NAME_BYTES: usize = 128;
+
 /// Checks the names of the isolations that a node offers.
 fn check_isolations(node: &NodeDescription) -> Result<(), Error> {
     if node.isolations.len() > Isolation::ALL.len() {
@@ -102,12 +105,29 @@ fn check_isolations(node: &NodeDescription) -> Result<(), Error> {
     node.isolations.iter().try_for_each(|name| Isolation::parse(name).map(drop))
 }
 
+/// Checks the devices that a node lends.
+fn check_lent_devices(node: &NodeDescription) -> Result<(), Error> {
+    let kinds = node.lent_devices.iter().map(|lent| DeviceCount {
+        kind: lent.kind.clone(),
+        count: u32::try_from(lent.names.len()).unwrap_or(u32::MAX),
+    });
+    let all = Needs { devices: kinds.collect(), ..Needs::default() };
+    let is_long = |name: &String| name.len() > MAX_DEVICE_NAME_BYTES || *name != pu::cleaned(name);
+    let wrong = node.lent_devices.iter().flat_map(|lent| &lent.names).any(is_long);
+    let checked =
+        if wrong { Err(Error::new(Code::InvalidArgument, "a name is not readable")) } else { all.check() };
+    checked.map_err(|error| {
+        Error::new(error.code, format!("the devices that node {} lends: {}", node.name, error.message))
+    })
+}
+
 /// Checks the folders that a node lends.
 fn check_folders(node: &NodeDescription) -> Result<(), Error> {
     let lent = Needs {
         folders: node.folders.iter().map(|folder| folder.name.clone()).collect(),
         ..Needs::default()
     };
+    check_lent_devices(node)?;
     lent.check().map_err(|error| {
         Error::new(error.code, format!("the folders that node {} lends: {}", node.name, error.message))
     })
