@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 
 use sublet_proto::cdi::{CdiSpec, DeviceEdits, MAX_CDI_BYTES, ShownPath, check_cdi_kind, check_node_place};
 use sublet_proto::needs::{MAX_DEVICE_KINDS, MAX_DEVICES, check_device_kind};
+use sublet_proto::package::can_open_devices;
+use sublet_proto::v1::{PackageBuild, Variable};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{DeviceMount, DevicePlace, MAX_DEVICE_MOUNTS, spawner};
 
-use crate::machine::devices::{DevicePool, LentDevice};
+use crate::machine::devices::{DevicePool, DeviceReservation, LentDevice};
 
 /// Name of a CDI device that stands for all of its kind.
 const ALL: &str = "all";
@@ -95,6 +97,26 @@ impl FoundDevice {
     fn lent(self) -> LentDevice {
         LentDevice { name: self.name, edits: self.edits }
     }
+}
+
+/// Refuses devices for functions that cannot open them.
+pub(crate) fn check(reserved: &DeviceReservation, package: &str, build: &PackageBuild) -> Result<(), Error> {
+    if reserved.is_empty() || can_open_devices(build) {
+        return Ok(());
+    }
+    let what =
+        if build.image.is_empty() { format!("of the kind {}", build.kind) } else { "in an image".to_owned() };
+    Err(invalid(format!(
+        "the lease has devices, which native code and Python can open, and the functions of package {package} are {what}"
+    )))
+}
+
+/// The environment variables of devices. Of several values of the same variable, the last one counts.
+pub(crate) fn variables<'devices>(devices: impl Iterator<Item = &'devices LentDevice>) -> Vec<Variable> {
+    let all = devices.flat_map(|device| &device.edits.variables);
+    let all: BTreeMap<_, _> = all.map(|(name, value)| (name, value)).collect();
+    let variable = |(name, value): (&String, &String)| Variable { name: name.clone(), value: value.clone() };
+    all.into_iter().map(variable).collect()
 }
 
 /// The mounts of devices for the sandbox of a lease.

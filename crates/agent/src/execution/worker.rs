@@ -1,6 +1,5 @@
 //! One lease's worker process: how it starts in its sandbox, how it is ended, and how its end is described.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::Metadata;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +16,7 @@ use sublet_proto::needs::check_variables;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{
-    PORTABLE, can_open_devices, is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python,
+    PORTABLE, is_image_interpreter, is_interpreter, is_nodejs, is_processor, is_python,
 };
 use sublet_proto::v1::{self, Needs, PackageBuild, PackageInfo, Started, Variable, WorkerSetup};
 use sublet_proto::{Code, Error, pu, version};
@@ -100,7 +99,7 @@ impl WorkerProcess {
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
-        check_devices(held, &runnable)?;
+        devices::check(&held.reservation.devices, &runnable.package.info.name, runnable.build())?;
         let device_mounts = devices::mounts(held.reservation.devices.devices())?;
         let variables = variables(held, &runnable)?;
         let has_own_variables = !variables.is_empty();
@@ -358,32 +357,12 @@ fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
     version::check_messages("the manager that granted the lease", 0, &what, version::NEEDS)
 }
 
-/// Refuses devices for functions that cannot open them.
-fn check_devices(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
-    let build = runnable.build();
-    if held.reservation.devices.is_empty() || can_open_devices(build) {
-        return Ok(());
-    }
-    let what = if build.image.is_empty() { build.kind.as_str() } else { "image" };
-    let message = format!(
-        "lease {} has devices, which native code and Python can open, and package {} is of the kind {what}",
-        held.lease.id, runnable.package.info.name
-    );
-    Err(Error::new(Code::InvalidArgument, message))
-}
-
 /// The environment variables of functions: those of its devices, over them the package's, over them the lease's.
 fn variables(held: &AttachedLease, runnable: &Runnable) -> Result<Vec<Variable>, Error> {
     let own = Needs { variables: held.variables.clone(), ..Needs::default() };
     let package = runnable.package.info.needs.clone().unwrap_or_default();
-    let of_devices = held.reservation.devices.devices().flat_map(|device| &device.edits.variables);
-    // Of several devices with the same variable, the last one counts.
-    let of_devices: BTreeMap<_, _> = of_devices.map(|(name, value)| (name, value)).collect();
-    let of_devices = of_devices
-        .into_iter()
-        .map(|(name, value)| Variable { name: name.clone(), value: value.clone() })
-        .collect();
-    let of_devices = Needs { variables: of_devices, ..Needs::default() };
+    let of_devices =
+        Needs { variables: devices::variables(held.reservation.devices.devices()), ..Needs::default() };
     let variables = of_devices.with(&package).with(&own).variables;
     if !variables.is_empty() && kernels::kind_of(runnable.build()).is_some() {
         let message = format!(

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
@@ -23,8 +23,8 @@ use crate::inside::{
 };
 use crate::system::{self, restrict_mount};
 use crate::{
-    DeviceMount, DevicePlace, Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, RootImage, SCRATCH, SandboxError, Spec,
-    Template, USER,
+    DeviceMount, DevicePlace, Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, RootImage,
+    SCRATCH, SandboxError, Spec, Template, USER,
 };
 
 /// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
@@ -109,7 +109,8 @@ fn make_place(place: &DevicePlace) -> io::Result<()> {
     }
     inside.parent().map_or(Ok(()), fs::create_dir_all)?;
     match place {
-        DevicePlace::File(_) => File::create(inside).map(drop),
+        // Nobody may open it: only what is mounted there.
+        DevicePlace::File(_) => File::options().write(true).create_new(true).mode(0).open(inside).map(drop),
         DevicePlace::Folder(_) => fs::create_dir(inside),
     }
 }
