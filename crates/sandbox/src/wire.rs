@@ -16,14 +16,14 @@ use rustix::net::{
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
-    SandboxAnswer, SandboxExit, SandboxFailure, SandboxFolder, SandboxIds, SandboxKill, SandboxMount, SandboxRequest,
-    SandboxSpec, SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
+    SandboxAnswer, SandboxExit, SandboxFailure, SandboxFolder, SandboxIds, SandboxKill, SandboxMount,
+    SandboxRequest, SandboxSpec, SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
 };
 
 use crate::{
-    DeviceMount, Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_DEVICE_MOUNTS, MAX_IMPORTS, MAX_LAYERS, MAX_LENT_FOLDERS,
-    MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
-    SandboxState, SandboxStatus, Spec, Template, TemplateImage,
+    DeviceMount, Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_DEVICE_MOUNTS, MAX_IMPORTS,
+    MAX_LAYERS, MAX_LENT_FOLDERS, MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId,
+    SandboxLimits, SandboxProgram, SandboxState, SandboxStatus, Spec, Template, TemplateImage,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -238,18 +238,8 @@ pub(crate) fn decode_spec(
     let lent_folders = lent_folders.filter(|folders| folders.len() <= MAX_LENT_FOLDERS).ok_or_else(|| {
         invalid("it has more than 16 lent folders, or one whose name is no name of a folder")
     })?;
-    let device_mounts: Vec<_> = message
-        .device_mounts
-        .into_iter()
-        .map(|mount| DeviceMount { source: path(mount.source), place: path(mount.place) })
-        .collect();
-    if device_mounts.len() > MAX_DEVICE_MOUNTS || !device_mounts.iter().all(|mount| is_place(&mount.place)) {
-        return Err(invalid("it has more than 96 mounts of devices, or one at a path that is not plain"));
-    }
     let devices = decode_devices(message.devices);
-    if !device_mounts.is_empty() && (devices != Devices::Own || kind.image().is_some()) {
-        return Err(invalid("only a sandbox without an image has devices of its own"));
-    }
+    let device_mounts = decode_device_mounts(message.device_mounts, devices, &kind).map_err(invalid)?;
     let program = path(message.program);
     Ok(Spec {
         kind,
@@ -276,6 +266,29 @@ pub(crate) fn decode_spec(
             scratch_bytes: message.scratch_bytes,
         },
     })
+}
+
+/// Decodes what a sandbox of this kind sees of devices.
+fn decode_device_mounts(
+    mounts: Vec<SandboxMount>,
+    devices: Devices,
+    kind: &IsolationKind,
+) -> Result<Vec<DeviceMount>, &'static str> {
+    if mounts.len() > MAX_DEVICE_MOUNTS {
+        return Err("it has more than 96 mounts of devices");
+    }
+    if !mounts.is_empty() && (devices != Devices::Own || kind.image().is_some()) {
+        return Err("only a sandbox without an image has devices of its own");
+    }
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    let decoded = mounts
+        .into_iter()
+        .map(|SandboxMount { source, place }| DeviceMount { source: path(source), place: path(place) });
+    let decoded: Vec<_> = decoded.collect();
+    match decoded.iter().all(|mount| is_place(&mount.place)) {
+        true => Ok(decoded),
+        false => Err("a mount of a device is at a path that is not plain"),
+    }
 }
 
 fn encode_folder(LentFolder { name, path, access }: LentFolder) -> SandboxFolder {

@@ -16,6 +16,8 @@ const MAX_HOST_BYTES: usize = 64;
 /// Most devices, and runtimes, that a node names, and the longest name of one, in bytes.
 const MAX_DEVICES: usize = 16;
 const MAX_DEVICE_BYTES: usize = 32;
+/// Longest name of a device that a node lends, in bytes.
+const MAX_DEVICE_NAME_BYTES: usize = 128;
 /// Longest version of an agent's program, in bytes.
 const MAX_VERSION_BYTES: usize = 64;
 /// Prefix of the address of a Unix socket.
@@ -93,9 +95,6 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
 }
 
-/// Longest name of a device, in bytes.
-const MAX_DEVICE_NAME_BYTES: usize = 128;
-
 /// Checks the names of the isolations that a node offers.
 fn check_isolations(node: &NodeDescription) -> Result<(), Error> {
     if node.isolations.len() > Isolation::ALL.len() {
@@ -112,10 +111,16 @@ fn check_lent_devices(node: &NodeDescription) -> Result<(), Error> {
         count: u32::try_from(lent.names.len()).unwrap_or(u32::MAX),
     });
     let all = Needs { devices: kinds.collect(), ..Needs::default() };
-    let is_long = |name: &String| name.len() > MAX_DEVICE_NAME_BYTES || *name != pu::cleaned(name);
+    let is_long = |name: &String| {
+        !(1..=MAX_DEVICE_NAME_BYTES).contains(&name.len())
+            || !name.bytes().all(|byte| byte.is_ascii_graphic())
+    };
     let wrong = node.lent_devices.iter().flat_map(|lent| &lent.names).any(is_long);
-    let checked =
-        if wrong { Err(Error::new(Code::InvalidArgument, "a name is not readable")) } else { all.check() };
+    let checked = if wrong {
+        Err(Error::new(Code::InvalidArgument, "the name of a device is not readable"))
+    } else {
+        all.check()
+    };
     checked.map_err(|error| {
         Error::new(error.code, format!("the devices that node {} lends: {}", node.name, error.message))
     })
