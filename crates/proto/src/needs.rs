@@ -269,7 +269,9 @@ fn check_device_counts(devices: &[DeviceCount]) -> Result<(), Error> {
     for DeviceCount { kind, count } in devices {
         check_device_kind(kind)?;
         if !(1..=MAX_DEVICES).contains(&(*count as usize)) {
-            return Err(invalid(format!("{count} devices of the kind {kind} asked, 1 to {MAX_DEVICES} are possible")));
+            return Err(invalid(format!(
+                "{count} devices of the kind {kind} asked, 1 to {MAX_DEVICES} are possible"
+            )));
         }
     }
     check_once(devices.iter().map(|one| &one.kind), "kind of devices")

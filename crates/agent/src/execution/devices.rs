@@ -114,7 +114,7 @@ pub(crate) fn check(reserved: &DeviceReservation, package: &str, build: &Package
 /// The environment variables of devices. Of several values of the same variable, the last one counts.
 pub(crate) fn variables<'devices>(devices: impl Iterator<Item = &'devices LentDevice>) -> Vec<Variable> {
     let all = devices.flat_map(|device| &device.edits.variables);
-    let all: BTreeMap<_, _> = all.map(|(name, value)| (name, value)).collect();
+    let all: BTreeMap<_, _> = all.map(|variable| (&variable.0, &variable.1)).collect();
     let variable = |(name, value): (&String, &String)| Variable { name: name.clone(), value: value.clone() };
     all.into_iter().map(variable).collect()
 }

@@ -94,8 +94,9 @@ mod tests {
         assert!(message("[devices]\ncuda = 0").contains("0 devices of the kind cuda"));
         assert!(message("[devices]\n'../x' = 1").contains("../x"));
         assert!(message("image = 'a/b'\n[devices]\ncuda = 1").contains("devices"));
-        let wasm = "name = 'p'\nlibrary = 'p.wasm'\nkind = 'wasm'\n[devices]\ncuda = 1";
-        assert!(Manifest::parse(wasm).unwrap_err().message.contains("devices"));
+        let other =
+            "name = 'p'\nlibrary = 'p.js'\nkind = 'nodejs'\n[[function]]\nname = 'f'\n[devices]\ncuda = 1";
+        assert!(Manifest::parse(other).unwrap_err().message.contains("the kind nodejs"));
     }
 
     #[test]

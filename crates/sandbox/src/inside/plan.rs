@@ -10,7 +10,9 @@ use rustix::process::Pid;
 use sublet_proto::v1::{PlannedFolder, SandboxPlan, WeakPlan};
 
 use super::{MountPoint, OutputTarget, PROGRAM};
-use crate::{DeviceMount, Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
+use crate::{
+    DeviceMount, Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire,
+};
 
 /// Variable by which a copy of a Python finds its environment, which has no place of its own.
 const ENVIRONMENT_VARIABLE: &str = "SUBLET_ENVIRONMENT";
