@@ -185,3 +185,27 @@ fn devices_are_counted_on_their_node_until_the_lease_ends() {
     assert_eq!(fixture.refusal(&wanting(1, "gpu", 1)).code, Code::NoCapacity);
     assert_eq!(fixture.grant(&asked(1)).len(), 1, "cores without devices are free");
 }
+
+#[test]
+fn request_that_waits_for_a_device_bars_no_other() {
+    let mut fixture = CoreFixture::new();
+    fixture.register(node("plain", 400), 1, Vec::new()).unwrap();
+    fixture.register(with_devices("a", 1, "rocm", &["0"]), 2, Vec::new()).unwrap();
+    fixture.grant(&wanting(1, "rocm", 1));
+    let waiting = LeaseRequest { wait_ms: 600_000, ..wanting(1, "rocm", 1) };
+    assert!(fixture.request_of("waits", &waiting).is_empty());
+    for _ in 0..2 * MAX_OVERTAKES {
+        assert_eq!(fixture.grant(&asked(1)).len(), 1);
+    }
+    let brief = LeaseRequest { wait_ms: 500, ..wanting(1, "rocm", 1) };
+    assert!(fixture.request_of("brief", &brief).is_empty());
+    let ended = fixture.ticks(1);
+    let message = ended.into_iter().find_map(|action| match action {
+        CoreAction::Refused { error, .. } => Some(error.message),
+        _ => None,
+    });
+    assert_eq!(
+        message.unwrap(),
+        "1 cores with 1 devices of the kind \"rocm\" did not become free within 500 ms"
+    );
+}
