@@ -349,7 +349,11 @@ fn temporary_bytes(node: &Node, held: &AttachedLease) -> u64 {
 /// Checks that the manager has passed on the needs of the package: one of an earlier version does not know them.
 fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
     let package = &runnable.package.info;
-    let needs = Needs { variables: Vec::new(), ..package.needs.clone().unwrap_or_default() };
+    let mut needs = Needs { variables: Vec::new(), ..package.needs.clone().unwrap_or_default() };
+    if held.one_shot_program.is_some() {
+        // A spawned program has no devices.
+        needs.devices.clear();
+    }
     if needs.is_empty() || held.lease.needs.is_some() {
         return Ok(());
     }
