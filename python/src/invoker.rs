@@ -465,6 +465,10 @@ fn choose(
         "variables" => each_pair(value, allocation, Allocation::variable)?,
         "secrets" => each_pair(value, allocation, Allocation::secret)?,
         "folders" => value.extract::<Vec<String>>()?.into_iter().fold(allocation, Allocation::folder),
+        "devices" => {
+            let counts = value.extract::<std::collections::BTreeMap<String, u32>>()?.into_iter();
+            counts.fold(allocation, |allocation, (kind, count)| allocation.devices(kind, count))
+        }
         "temporary_bytes" => allocation.temporary_bytes(number(py, name, value)?),
         "isolation" => allocation.isolation(value.extract::<String>()?),
         _ => return Err(invalid(py, format!("a lease has no option {name}"))),

@@ -118,6 +118,8 @@ class _ExecutorOptions(_MoreOptions, total=False):
     env: Mapping[str, str] | None
     secrets: Iterable[str] | Mapping[str, str] | None
     folders: Iterable[str] | None
+    devices: Mapping[str, int] | None
+    gpus: int | None
     temporary: int | str | None
     progress: Callable[[str], object] | None
     start_timeout: float | None
@@ -167,6 +169,8 @@ class Client:
         env: Mapping[str, str] | None = None,
         secrets: Iterable[str] | Mapping[str, str] | None = None,
         folders: Iterable[str] | None = None,
+        devices: Mapping[str, int] | None = None,
+        gpus: int | None = None,
         temporary: int | str | None = None,
         progress: Callable[[str], object] | None = None,
         start_timeout: float | None = None,

@@ -59,6 +59,8 @@ class Client:
         env=None,
         secrets=None,
         folders=None,
+        devices=None,
+        gpus=None,
         temporary=None,
         progress=None,
         start_timeout=None,
@@ -94,6 +96,9 @@ class Client:
             secrets: Names of secrets of this tenant that the functions get as environment variables of the same names, as `["DB_KEY"]`; or
                 a dict of variables and names of secrets. `sublet secret set` stores a secret.
             folders: Names of folders that nodes lend. Functions see them as `/folders/NAME`.
+            devices: Numbers of devices by their kind, as `{"cuda": 1}`, which belong to the lease alone. Operators of nodes name the kinds.
+                Workers in Python with devices are leased one at a time.
+            gpus: Number of GPUs: short for `devices={"cuda": gpus}`, or `"rocm"` on nodes without that kind.
             temporary: Size of the temporary files of each worker in `/tmp`, in bytes or as `"256MiB"`. They are part of its memory. By
                 default 64 MiB.
             progress: Function that is called with each step of the start, as `"downloaded numpy, 1 of 3"`. By default steps are shown on a
@@ -123,6 +128,7 @@ class Client:
         if memory is not None:
             options["memory_bytes"] = bytes_of(memory)
         options.update(_needs({**(variables or {}), **(env or {})}, secrets, folders, temporary))
+        options.update(_devices(devices, gpus))
         if package is None:
             imports = leased = tuple(_package.checked_imports(imports))
             self._allocate_own(invoker, imports, path, (environment, image), progress, options)
@@ -286,6 +292,17 @@ def _needs(variables, secrets, folders, temporary):
         "temporary_bytes": None if temporary is None else bytes_of(temporary),
     }
     return {name: value for name, value in needs.items() if value is not None}
+
+
+def _devices(devices, gpus):
+    """Returns the option of a lease for devices, if there are any."""
+    if devices is not None and not isinstance(devices, Mapping):
+        raise _errors.InvalidArgument(f"devices={devices!r} is not a dict of kinds and numbers: write devices={{'cuda': 1}}")
+    counts = {**(devices or {}), **({} if gpus is None else {"gpu": gpus})}
+    for kind, count in counts.items():
+        if not isinstance(kind, str) or isinstance(count, bool) or not isinstance(count, int) or not 0 < count < 1 << 32:
+            raise _errors.InvalidArgument(f"{count!r} devices of the kind {kind!r} cannot be leased: write devices={{'cuda': 1}}")
+    return {"devices": counts} if counts else {}
 
 
 def _names(what, names):

@@ -38,6 +38,10 @@ def test_variables_hold_for_packages_and_the_replacement_of_a_worker(platform):
         ({"secrets": {"KEY": "missing-secret"}}, "missing-secret"),
         ({"folders": "data"}, "folders='data'"),
         ({"folders": ["../etc"]}, "../etc"),
+        ({"devices": ["cuda"]}, "devices=['cuda']"),
+        ({"devices": {"../x": 1}}, "../x"),
+        ({"devices": {"cuda": True}}, "True devices"),
+        ({"gpus": 0}, "0 devices of the kind 'gpu'"),
         ({"temporary": "1TiB", "memory": "256MiB"}, "temporary space"),
         ({"temporary": "many"}, "many"),
     ],
@@ -53,6 +57,12 @@ def test_folder_that_no_node_lends_is_refused_by_name(platform):
     with pytest.raises(sublet.Error) as raised:
         platform.lease(folders=["tapes"])
     assert raised.value.code == "insufficient_resources" and '"tapes"' in str(raised.value)
+
+
+def test_device_that_no_node_lends_is_refused_by_name(platform):
+    with pytest.raises(sublet.Error) as raised:
+        platform.lease(devices={"tapes": 2})
+    assert raised.value.code == "insufficient_resources" and '2 devices of the kind "tapes"' in str(raised.value)
 
 
 def test_isolation_is_demanded_and_reported(platform):

@@ -8,6 +8,7 @@ mod image_pythons;
 mod image_scene;
 mod images;
 mod interpreters;
+mod lent_devices;
 #[path = "../../crates/image/tests/making/mod.rs"]
 mod making;
 mod musl;

@@ -3,6 +3,7 @@
 pub(crate) mod background_task;
 pub(crate) mod c_library;
 pub(crate) mod cache;
+pub(crate) mod devices;
 pub(crate) mod folders;
 pub(crate) mod image_interpreters;
 pub(crate) mod images;
@@ -32,6 +33,8 @@ use programs::Programs;
 use sandboxes::SandboxMaker;
 use standby::Standby;
 
+use crate::machine::devices::DevicePool;
+
 /// Everything by which the node executes functions.
 pub(crate) struct ExecutionMeans {
     /// The worker programs.
@@ -46,6 +49,10 @@ pub(crate) struct ExecutionMeans {
     pub(crate) lends_network: bool,
     /// Folders of the operator that functions can use.
     pub(crate) folders: LentFolders,
+    /// Devices that programs can use, each one lease's at a time.
+    pub(crate) devices: DevicePool,
+    /// Whether control groups bound the memory of sandboxes.
+    pub(crate) bounds_memory: bool,
     pub(crate) packages: Arc<NodePackages>,
     /// Images that the agent has built from packages of kernels.
     pub(crate) kernels: Arc<KernelPackages>,

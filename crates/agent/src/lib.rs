@@ -57,11 +57,12 @@ use sublet_proto::v1::{NodeDescription, NodeNetwork};
 use sublet_proto::{Code, Error, pool, pu, version};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
-use sublet_sandbox::Walls;
+use sublet_sandbox::{DevicePlace, Walls};
 use tracing::warn;
 
 use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
+use crate::execution::devices;
 use crate::execution::folders::LentFolders;
 use crate::execution::image_interpreters::ImageInterpreters;
 use crate::execution::images::Images;
@@ -90,6 +91,7 @@ use crate::shim::Shim;
 use crate::shim::link::ShimLinks;
 use crate::signal::Signal;
 
+pub use crate::execution::devices::{DeviceOptions, DeviceSource};
 pub use crate::execution::folders::{FolderOptions, FolderUse};
 pub use crate::execution::logs::{LOGS, read_log};
 pub use crate::execution::runtimes::{Python, WarmInterpreters};
@@ -128,6 +130,10 @@ pub struct AgentOptions {
     pub lend_network: bool,
     /// Folders that functions can use if their lease names them.
     pub folders: Vec<FolderOptions>,
+    /// Devices that programs can use if their lease asks for them, each one lease's at a time.
+    pub lent_devices: Vec<DeviceOptions>,
+    /// Folders with specifications of devices (CDI), in JSON.
+    pub cdi_folders: Vec<PathBuf>,
     /// Largest size of the temporary files of a worker process, in bytes. By default the memory of its lease.
     pub temporary_bytes: Option<u64>,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
@@ -333,7 +339,9 @@ fn open_execution(
 ) -> Result<(ExecutionMeans, DeviceQuery), Error> {
     let isolations = Isolations::find(&options.isolation, options.container_runtime.as_deref())?;
     check_weak(options, &isolations)?;
-    let sandboxes = Arc::new(maker(options, (&worker, spawner), state, isolations.walls())?);
+    let lent_devices = devices::find(&options.lent_devices, &options.cdi_folders)?;
+    let walls = (isolations.walls(), devices::places(&lent_devices));
+    let sandboxes = Arc::new(maker(options, (&worker, spawner), state, walls)?);
     let devices = if isolations.is_weak() { Some(&[][..]) } else { options.devices.as_deref() };
     let kernels = KernelPackages::new(&worker, devices, sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
@@ -355,6 +363,8 @@ fn open_execution(
         isolations,
         lends_network: options.lend_network,
         folders: LentFolders::open(&options.folders, &state.path)?,
+        bounds_memory: !options.lent_devices.is_empty() && has_controller("memory", spawner, state)?,
+        devices: lent_devices,
         packages,
         kernels: Arc::new(kernels),
         images,
@@ -393,6 +403,7 @@ fn describe(
         model: capacity::processor_model(),
         device_units: Vec::new(),
         folders: execution.folders.described(),
+        lent_devices: execution.devices.described(),
         temporary_bytes: options.temporary_bytes.unwrap_or_default(),
         messages: version::MESSAGES,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -422,11 +433,11 @@ fn maker(
     options: &AgentOptions,
     (worker, spawner): (&Path, &Path),
     state: &AgentStateFolder,
-    walls: Walls,
+    (walls, places): (Walls, Vec<DevicePlace>),
 ) -> Result<SandboxMaker, Error> {
     let start = |warm: &WarmInterpreters| {
         let runtimes = Runtimes::find(warm, spawner, &state.path)?;
-        SandboxMaker::start(spawner.to_owned(), state.path.join(ROOT), runtimes, walls)
+        SandboxMaker::start(spawner.to_owned(), state.path.join(ROOT), runtimes, (walls, places.clone()))
     };
     let maker = start(&options.warm)?;
     maker.try_process(worker)?;
@@ -448,6 +459,7 @@ fn check_weak(options: &AgentOptions, isolations: &Isolations) -> Result<(), Err
     }
     let what = match options {
         AgentOptions { folders, .. } if !folders.is_empty() => "lends no folders",
+        AgentOptions { lent_devices, .. } if !lent_devices.is_empty() => "lends no devices",
         AgentOptions { devices: Some(devices), .. } if !devices.is_empty() => {
             "executes no kernels on devices"
         }

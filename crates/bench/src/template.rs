@@ -153,6 +153,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Te
         env: Vec::new(),
         has_own_variables: false,
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         folder: None,
         control: OwnedFd::from(inside),
         log: None,

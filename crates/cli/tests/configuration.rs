@@ -122,6 +122,8 @@ fn errors_name_line_key_and_allowed_values() {
         ("agent", "memory = 'much'", &["config.toml:1", "memory", "64MiB"]),
         ("agent", "idle_timeout = '5'", &["config.toml:1", "idle_timeout", "10s"]),
         ("agent", "clients = 'friends'", &["config.toml:1", "clients", "own-user", "all-users"]),
+        ("agent", "[device.cuda]\ncdi = 'gpu'", &["config.toml:2", "device.cuda.cdi", "vendor.com/class"]),
+        ("agent", "[device.x]\nnodes = ['/dev/../x']", &["config.toml:2", "device.x.nodes", "/dev/../x"]),
         ("agent", "managers = ['http://198.51.100.1:1']", &["config.toml:1", "managers", "https"]),
     ] {
         let error = Case::new(text).refused(program, &[]);
@@ -143,6 +145,12 @@ fn values_that_contradict_each_other_are_refused_with_both_names() {
         ),
         ("manager", "tls.mode = 'off'", &[], &["config.toml:1", "tls.mode", "0.0.0.0:7433", "loopback"]),
         ("manager", "queue.total = 1", &["--queue-per-tenant", "2"], &["--queue-per-tenant", "queue.total"]),
+        (
+            "agent",
+            "[device.x]\ncdi = 'a.com/b'\nnodes = ['/dev/y']",
+            &[],
+            &["config.toml:3", "device.x.nodes", "cdi"],
+        ),
         ("agent", "shared_places = 2", &[], &["config.toml:1", "shared_places", "shared_cores"]),
         (
             "agent",

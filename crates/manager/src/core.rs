@@ -39,6 +39,7 @@ mod application_runs;
 mod chance;
 mod classes;
 mod description;
+mod devices;
 mod global;
 mod grant;
 mod hash;

@@ -3,7 +3,7 @@
 //!
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. The modules
 //! define the rules that a schema cannot express. They cover what makes a package valid ([`package`]) or an application
-//! of several components ([`graph`]), what functions need beside it ([`needs`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
+//! of several components ([`graph`]), what functions need beside it ([`needs`]), what programs need for a device ([`cdi`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
 //! ([`network`]), and what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors
 //! ([`Code`]), how untrusted text is shown ([`text`]), and which versions work together ([`version`]).
 //!
@@ -16,6 +16,7 @@
     warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod cdi;
 mod code;
 mod convert;
 pub mod graph;

@@ -1,5 +1,5 @@
 //! Rules of what functions need beside a package, cores and memory: environment variables, secrets, folders that nodes
-//! lend, space for temporary files, and isolation.
+//! lend, space for temporary files, isolation, and devices.
 //!
 //! A package names its needs in its manifest, and a lease adds its own. Variables and values of secrets are never part
 //! of an error message, and [`Variable`] shows no value.
@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::isolation::Isolation;
 use crate::names::{is_name, name_form};
-use crate::v1::{Needs, NodeDescription, SecretUse, SetSecretRequest, Variable};
+use crate::v1::{DeviceCount, Needs, NodeDescription, SecretUse, SetSecretRequest, Variable};
 use crate::{Code, Error};
 
 /// Most environment variables of a worker process, those with secrets included.
@@ -26,6 +26,15 @@ pub const MAX_SECRET_BYTES: usize = 16 << 10;
 pub const MAX_FOLDERS: usize = 16;
 /// Least space for temporary files that a lease may ask for, in bytes.
 pub const MIN_TEMPORARY_BYTES: u64 = 64 << 10;
+
+/// Most kinds of devices of a lease, and of a node.
+pub const MAX_DEVICE_KINDS: usize = 16;
+/// Most devices of a kind of a lease, and of a node.
+pub const MAX_DEVICES: usize = 64;
+/// Kind that means any GPU that a node lends.
+pub const GPU: &str = "gpu";
+/// Kinds of which [`GPU`] means the first that a node lends.
+const GPU_KINDS: [&str; 2] = ["cuda", "rocm"];
 
 /// Prefixes of names that would have no effect, each with the reason.
 const RESERVED: [(&str, &str); 2] = [
@@ -57,13 +66,15 @@ impl Needs {
     }
 
     /// Adds the needs of a lease to those of its package. The lease's own take precedence: its secrets over those of the
-    /// same variable, its temporary space, and its isolation.
+    /// same variable, its temporary space, its isolation, and its number of devices of a kind.
     pub fn with(&self, lease: &Needs) -> Needs {
         let variables = self.variables.iter().chain(&lease.variables);
         let variables: BTreeMap<_, _> = variables.map(|one| (&one.name, &one.value)).collect();
         let secrets = self.secrets.iter().chain(&lease.secrets);
         let secrets: BTreeMap<_, _> = secrets.map(|one| (&one.variable, &one.secret)).collect();
         let folders: BTreeSet<_> = self.folders.iter().chain(&lease.folders).cloned().collect();
+        let devices = self.devices.iter().chain(&lease.devices);
+        let devices: BTreeMap<_, _> = devices.map(|one| (&one.kind, one.count)).collect();
         let own = lease.temporary_bytes;
         Needs {
             variables: variables
@@ -77,10 +88,15 @@ impl Needs {
             folders: folders.into_iter().collect(),
             temporary_bytes: if own > 0 { own } else { self.temporary_bytes },
             isolation: if lease.isolation.is_empty() { &self.isolation } else { &lease.isolation }.clone(),
+            devices: devices
+                .into_iter()
+                .map(|(kind, count)| DeviceCount { kind: kind.clone(), count })
+                .collect(),
         }
     }
 
-    /// Each folder, the temporary space and the isolation as needs of their own, with their description in words.
+    /// Each folder, the temporary space, the isolation and each kind of devices as needs of their own, with their
+    /// description in words.
     pub fn parts(&self) -> Vec<(Needs, String)> {
         let folder = |name: &String| Needs { folders: vec![name.clone()], ..Needs::default() };
         let folders = self.folders.iter().map(|name| (folder(name), describe_folder(name)));
@@ -89,7 +105,11 @@ impl Needs {
         let isolation = Needs { isolation: self.isolation.clone(), ..Needs::default() };
         let isolation =
             (!self.isolation.is_empty()).then(|| (isolation, describe_isolation(&self.isolation)));
-        folders.chain(space).chain(isolation).collect()
+        let device = |one: &DeviceCount| {
+            let devices = Needs { devices: vec![one.clone()], ..Needs::default() };
+            (devices, describe_devices(&one.kind, one.count))
+        };
+        folders.chain(space).chain(isolation).chain(self.devices.iter().map(device)).collect()
     }
 
     /// The first thing that a node does not offer to functions, in words.
@@ -104,6 +124,10 @@ impl Needs {
         let has_space = has_space && !(is_weak && self.temporary_bytes > 0);
         if !has_space {
             return Some(describe_space(self.temporary_bytes));
+        }
+        let lends = |one: &&DeviceCount| lent_count(node, &one.kind) >= one.count as usize;
+        if let Some(one) = self.devices.iter().find(|one| !lends(one)) {
+            return Some(describe_devices(&one.kind, one.count));
         }
         let isolates = |name: &str| Isolation::parse(name).is_ok_and(|isolation| isolation.is_offered(node));
         let lacks = !self.isolation.is_empty() && !isolates(&self.isolation);
@@ -135,7 +159,7 @@ impl Needs {
         if !self.isolation.is_empty() {
             Isolation::parse(&self.isolation)?;
         }
-        Ok(())
+        check_device_counts(&self.devices)
     }
 }
 
@@ -217,6 +241,49 @@ pub fn check_secret_value(name: &str, value: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Checks the name of a kind of devices that nodes lend.
+///
+/// # Errors
+/// `invalid_argument` with the form of a name.
+pub fn check_device_kind(name: &str) -> Result<(), Error> {
+    check_plain("kind of devices", name)
+}
+
+/// The kind of a node's devices that a kind in a lease's needs means.
+pub fn meant_kind<'name>(node: &NodeDescription, kind: &'name str) -> &'name str {
+    let is_lent = |kind: &str| node.lent_devices.iter().any(|lent| lent.kind == kind);
+    if kind != GPU || is_lent(kind) {
+        return kind;
+    }
+    GPU_KINDS.into_iter().find(|kind| is_lent(kind)).unwrap_or(kind)
+}
+
+/// Number of devices that a node lends of the kind that a need means.
+pub fn lent_count(node: &NodeDescription, kind: &str) -> usize {
+    let kind = meant_kind(node, kind);
+    node.lent_devices.iter().find(|lent| lent.kind == kind).map_or(0, |lent| lent.names.len())
+}
+
+fn check_device_counts(devices: &[DeviceCount]) -> Result<(), Error> {
+    at_most("kinds of devices", devices.len(), MAX_DEVICE_KINDS)?;
+    for DeviceCount { kind, count } in devices {
+        check_device_kind(kind)?;
+        if !(1..=MAX_DEVICES).contains(&(*count as usize)) {
+            return Err(invalid(format!(
+                "{count} devices of the kind {kind} asked, 1 to {MAX_DEVICES} are possible"
+            )));
+        }
+    }
+    check_once(devices.iter().map(|one| &one.kind), "kind of devices")
+}
+
+fn describe_devices(kind: &str, count: u32) -> String {
+    match count {
+        1 => format!("a device of the kind {kind:?}"),
+        count => format!("{count} devices of the kind {kind:?}"),
+    }
+}
+
 fn describe_folder(name: &str) -> String {
     format!("folder {name:?}")
 }
@@ -257,7 +324,7 @@ fn invalid(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::v1::LentFolder;
+    use crate::v1::{LentDevices, LentFolder};
 
     fn variable(name: &str, value: &str) -> Variable {
         Variable { name: name.into(), value: value.into() }
@@ -317,6 +384,7 @@ mod tests {
             folders: vec!["data".into()],
             temporary_bytes: 1 << 20,
             isolation: "runsc".into(),
+            devices: vec![devices("cuda", 1), devices("fpga", 1)],
         };
         let lease = Needs {
             variables: vec![variable("B", "2")],
@@ -324,6 +392,7 @@ mod tests {
             folders: vec!["data".into(), "work".into()],
             temporary_bytes: 0,
             isolation: String::new(),
+            devices: vec![devices("cuda", 2)],
         };
         let all = package.with(&lease);
         assert_eq!(all.variables, [variable("A", "1"), variable("B", "2")]);
@@ -332,11 +401,48 @@ mod tests {
             ("new", 2, 1 << 20)
         );
         assert_eq!(all.isolation, "runsc");
+        assert_eq!(all.devices, [devices("cuda", 2), devices("fpga", 1)]);
         let more = Needs { temporary_bytes: 7, isolation: "process".into(), ..lease };
         assert_eq!(
             (package.with(&more).temporary_bytes, package.with(&more).isolation.as_str()),
             (7, "process")
         );
+    }
+
+    fn devices(kind: &str, count: u32) -> DeviceCount {
+        DeviceCount { kind: kind.into(), count }
+    }
+
+    #[test]
+    fn names_the_devices_that_a_node_lacks() {
+        let lending = |kind: &str, names: &[&str]| NodeDescription {
+            lent_devices: vec![LentDevices {
+                kind: kind.into(),
+                names: names.iter().map(ToString::to_string).collect(),
+            }],
+            ..NodeDescription::default()
+        };
+        let needs = |kind: &str, count| Needs { devices: vec![devices(kind, count)], ..Needs::default() };
+        let node = lending("rocm", &["0", "1"]);
+        assert_eq!(needs("rocm", 2).lacking(&node), None);
+        assert_eq!(needs(GPU, 2).lacking(&node), None, "a GPU of any make");
+        assert_eq!(needs("rocm", 3).lacking(&node).unwrap(), "3 devices of the kind \"rocm\"");
+        assert_eq!(needs("fpga", 1).lacking(&node).unwrap(), "a device of the kind \"fpga\"");
+        assert_eq!(meant_kind(&lending("gpu", &["0"]), GPU), "gpu", "an operator's own kind comes first");
+        assert_eq!(meant_kind(&node, "cuda"), "cuda");
+    }
+
+    #[test]
+    fn refuses_devices_that_no_lease_can_have() {
+        let of = |all: &[(&str, u32)]| Needs {
+            devices: all.iter().map(|&(kind, count)| devices(kind, count)).collect(),
+            ..Needs::default()
+        };
+        assert!(message(&of(&[("../dev", 1)])).contains("../dev"));
+        assert!(message(&of(&[("cuda", 0)])).contains("0 devices of the kind cuda"));
+        assert!(message(&of(&[("cuda", 65)])).contains("1 to 64"));
+        assert!(message(&of(&[("cuda", 1), ("cuda", 2)])).contains("cuda is set twice"));
+        of(&[("cuda", 64), ("fpga", 1)]).check().unwrap();
     }
 
     #[test]

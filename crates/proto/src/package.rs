@@ -67,8 +67,8 @@ pub use environment::{
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::is_pinned;
 pub use kind::{
-    MAX_KIND_BYTES, PORTABLE, PackageKind, is_device, is_image_interpreter, is_interpreter, is_processor,
-    is_processor_kind, runs_on,
+    MAX_KIND_BYTES, PORTABLE, PackageKind, can_open_devices, is_device, is_image_interpreter, is_interpreter,
+    is_processor, is_processor_kind, runs_on,
 };
 pub use manifest::{MAX_BUILDS, MAX_MANIFEST_BYTES, Manifest};
 pub use nodejs::{IMAGE_NODEJS, NodejsNeeds, is_image_nodejs, is_nodejs, nodejs_architecture};

@@ -13,7 +13,7 @@ use crate::{Code, Error};
 pub const CALLS: u32 = 1;
 
 /// Revision of messages that this build knows. It grows with each added field that a receiver must not ignore.
-pub const MESSAGES: u32 = KERNEL_MEMORY;
+pub const MESSAGES: u32 = DEVICES;
 
 /// Revision that added environment variables, secrets, lent folders and temporary space of functions.
 pub const NEEDS: u32 = 1;
@@ -29,6 +29,9 @@ pub const RUN_LEASES: u32 = 4;
 
 /// Revision that added memory components of kernels, which earlier workers ignore.
 pub const KERNEL_MEMORY: u32 = 5;
+
+/// Revision that added devices of leases.
+pub const DEVICES: u32 = 6;
 
 /// Checks that a peer has the same version of calls. 0 stands for 1: the first version did not send its number.
 ///

@@ -1,5 +1,6 @@
 //! Client of the spawner: starts it and sends requests for sandboxes to it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -15,9 +16,9 @@ use sublet_proto::v1::{
     SandboxStandby, StandbyProcesses,
 };
 
-use crate::spawner::WEAK;
+use crate::spawner::{PLACE_OF_FILE, PLACE_OF_FOLDER, WEAK};
 use crate::wire::{self, decode_answer, encode_spec};
-use crate::{MAX_VECTOR, SandboxError, SandboxId, SandboxState, Signal, Spec, Walls};
+use crate::{DevicePlace, MAX_VECTOR, SandboxError, SandboxId, SandboxState, Signal, Spec, Walls};
 
 /// The sandboxes of one spawner. Dropped, all of them are dead, and the spawner with them.
 ///
@@ -57,6 +58,20 @@ impl Sandboxes {
         shown: &[PathBuf],
         walls: Walls,
     ) -> Result<Sandboxes, SandboxError> {
+        Sandboxes::open_with_places(program, folder, (shown, &[]), walls)
+    }
+
+    /// Starts a spawner as [`Sandboxes::open`] does. Sandboxes that have devices can see something of these at each of the
+    /// places.
+    ///
+    /// # Errors
+    /// Those of [`Sandboxes::open`].
+    pub fn open_with_places(
+        program: &Path,
+        folder: &Path,
+        (shown, places): (&[PathBuf], &[DevicePlace]),
+        walls: Walls,
+    ) -> Result<Sandboxes, SandboxError> {
         let failed = |source| SandboxError::system(format!("starting {}", program.display()), source);
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (outside, inside) =
@@ -66,6 +81,10 @@ impl Sandboxes {
             .args((walls == Walls::Weak).then_some(WEAK))
             .arg(folder)
             .args(shown)
+            .args(places.iter().flat_map(|place| match place {
+                DevicePlace::File(path) => [OsStr::new(PLACE_OF_FILE), path.as_os_str()],
+                DevicePlace::Folder(path) => [OsStr::new(PLACE_OF_FOLDER), path.as_os_str()],
+            }))
             .env_clear()
             // Keys that are pressed at the agent's terminal concern only the agent.
             .process_group(0)

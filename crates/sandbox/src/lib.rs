@@ -70,6 +70,8 @@ pub const MAX_VECTOR: usize = 32;
 pub const MAX_LAYERS: usize = 128;
 /// Most folders that are lent to a sandbox.
 pub const MAX_LENT_FOLDERS: usize = 16;
+/// Most device nodes, files and folders of the devices of a sandbox.
+pub const MAX_DEVICE_MOUNTS: usize = 96;
 /// Most modules of a template, and of a package.
 pub const MAX_IMPORTS: usize = sublet_proto::package::python::MAX_IMPORTS;
 /// Number of the user that a sandbox sees itself as. Files of an image belong to it, on the disk, too, if the spawner
@@ -252,6 +254,9 @@ pub struct Spec {
     pub folder: Option<PathBuf>,
     /// Folders of the host that the sandbox sees beneath [`LENT_FOLDERS`].
     pub lent_folders: Vec<LentFolder>,
+    /// With [`Devices::Own`]: nodes and files of the devices that belong to the sandbox. The spawner was started with their
+    /// places.
+    pub device_mounts: Vec<DeviceMount>,
     /// Connection to the outside: the program finds it as descriptor 0.
     pub control: OwnedFd,
     /// File for the output of the program, open for reading and writing; the program does not get it. Without a file
@@ -274,6 +279,25 @@ pub struct LentFolder {
     pub path: PathBuf,
     /// Rights of the sandbox.
     pub access: FolderAccess,
+}
+
+/// A device node, file or folder of the host that a sandbox sees, read-only. A device node can still be written to, as
+/// far as its own permissions allow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMount {
+    /// Path on the host.
+    pub source: PathBuf,
+    /// Absolute path in the sandbox, without `..`.
+    pub place: PathBuf,
+}
+
+/// A path at which sandboxes that have devices see something; it is empty in all others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DevicePlace {
+    /// Place of a file or a device node.
+    File(PathBuf),
+    /// Place of a folder.
+    Folder(PathBuf),
 }
 
 /// Rights of a sandbox to a folder that is lent to it.
@@ -308,6 +332,9 @@ pub enum Devices {
     Gpu,
     /// Nothing; but of `/dev/userfaultfd`, if it is handed that, it can ask to see to its own page faults.
     Faults,
+    /// The nodes of [`Spec::device_mounts`] with all of their ioctls, and `/sys`. It can execute files that it writes to
+    /// [`SCRATCH`], as drivers that compile kernels do.
+    Own,
 }
 
 /// Resources that a sandbox may use. [`strengths`] reports limits that the machine cannot enforce.

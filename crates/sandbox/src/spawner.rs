@@ -29,6 +29,7 @@ mod view;
 mod weak;
 mod workshop;
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -36,12 +37,40 @@ use rustix::stdio::stdin;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxReply, SandboxRequest};
 
-use crate::{SandboxError, Walls, system, wire};
+use crate::{DevicePlace, SandboxError, Walls, system, wire};
 use table::SandboxTable;
 use workshop::Workshop;
 
 /// Argument with which the spawner makes sandboxes of weak isolation.
 pub const WEAK: &str = "--weak";
+
+/// Arguments before the place of a file, and before that of a folder, of devices.
+pub const PLACE_OF_FILE: &str = "--device-file";
+/// See [`PLACE_OF_FILE`].
+pub const PLACE_OF_FOLDER: &str = "--device-folder";
+
+/// Tells whether all sandboxes with namespaces see this path of the host, if it exists, as it is.
+pub fn is_shown_to_all(path: &Path) -> bool {
+    root::LIBRARIES.iter().any(|shown| path.starts_with(Path::new("/").join(shown)))
+}
+
+/// Separates the places of devices from the paths of the host that sandboxes are shown.
+pub fn shown_and_places(words: &[OsString]) -> (Vec<PathBuf>, Vec<DevicePlace>) {
+    let (mut shown, mut places) = (Vec::new(), Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let place: fn(PathBuf) -> DevicePlace = match word.to_str() {
+            Some(PLACE_OF_FILE) => DevicePlace::File,
+            Some(PLACE_OF_FOLDER) => DevicePlace::Folder,
+            _ => {
+                shown.push(PathBuf::from(word));
+                continue;
+            }
+        };
+        places.extend(words.next().map(|path| place(PathBuf::from(path))));
+    }
+    (shown, places)
+}
 
 /// Prints how strong sandboxes are here, a wall in each line. The folder is as for [`run`].
 pub fn look(folder: &Path) {
@@ -56,9 +85,10 @@ pub fn trial() -> Option<i32> {
 }
 
 /// Serves until the other end of standard input is closed. The folder is an existing one, over which the root that
-/// all have in common is mounted in a namespace of this process's own; sandboxes are shown these paths of the host, too.
+/// all have in common is mounted in a namespace of this process's own; sandboxes are shown these paths of the host, too, and
+/// these places are made for what belongs to devices.
 /// With weak walls nothing is mounted.
-pub fn run(folder: &Path, shown: &[PathBuf], walls: Walls) {
+pub fn run(folder: &Path, shown: (&[PathBuf], &[DevicePlace]), walls: Walls) {
     // The first three only: nothing in this process owns others yet.
     let closed = system::keep_only(&mut [0, 1, 2]);
     let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use prost::Message;
 use rustix::io::retry_on_intr;
@@ -16,14 +16,14 @@ use rustix::net::{
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
-    SandboxAnswer, SandboxExit, SandboxFailure, SandboxFolder, SandboxIds, SandboxKill, SandboxRequest,
-    SandboxSpec, SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
+    SandboxAnswer, SandboxExit, SandboxFailure, SandboxFolder, SandboxIds, SandboxKill, SandboxMount,
+    SandboxRequest, SandboxSpec, SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
 };
 
 use crate::{
-    Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_IMPORTS, MAX_LAYERS, MAX_LENT_FOLDERS,
-    MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram,
-    SandboxState, SandboxStatus, Spec, Template, TemplateImage,
+    DeviceMount, Devices, FolderAccess, IsolationKind, Language, LentFolder, MAX_DEVICE_MOUNTS, MAX_IMPORTS,
+    MAX_LAYERS, MAX_LENT_FOLDERS, MAX_VECTOR, NetworkAccess, ProgramEnd, RootImage, SandboxError, SandboxId,
+    SandboxLimits, SandboxProgram, SandboxState, SandboxStatus, Spec, Template, TemplateImage,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -126,6 +126,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         has_own_variables,
         folder,
         lent_folders,
+        device_mounts,
         control,
         log,
         network,
@@ -170,6 +171,10 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         devices: encode_devices(devices),
         has_log: log.is_some(),
         folders: lent_folders.into_iter().map(encode_folder).collect(),
+        device_mounts: device_mounts
+            .iter()
+            .map(|mount| SandboxMount { source: bytes(&mount.source), place: bytes(&mount.place) })
+            .collect(),
         has_own_variables,
     };
     (message, std::iter::once(control).chain(log).collect())
@@ -233,6 +238,8 @@ pub(crate) fn decode_spec(
     let lent_folders = lent_folders.filter(|folders| folders.len() <= MAX_LENT_FOLDERS).ok_or_else(|| {
         invalid("it has more than 16 lent folders, or one whose name is no name of a folder")
     })?;
+    let devices = decode_devices(message.devices);
+    let device_mounts = decode_device_mounts(message.device_mounts, devices, &kind).map_err(invalid)?;
     let program = path(message.program);
     Ok(Spec {
         kind,
@@ -246,10 +253,11 @@ pub(crate) fn decode_spec(
         has_own_variables: message.has_own_variables,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         lent_folders,
+        device_mounts,
         control,
         log,
         network: if message.host_network { NetworkAccess::Host } else { NetworkAccess::None },
-        devices: decode_devices(message.devices),
+        devices,
         limits: SandboxLimits {
             cores: message.cores,
             memory_bytes: Some(message.memory_bytes).filter(|&bytes| bytes > 0),
@@ -260,6 +268,29 @@ pub(crate) fn decode_spec(
     })
 }
 
+/// Decodes what a sandbox of this kind sees of devices.
+fn decode_device_mounts(
+    mounts: Vec<SandboxMount>,
+    devices: Devices,
+    kind: &IsolationKind,
+) -> Result<Vec<DeviceMount>, &'static str> {
+    if mounts.len() > MAX_DEVICE_MOUNTS {
+        return Err("it has more than 96 mounts of devices");
+    }
+    if !mounts.is_empty() && (devices != Devices::Own || kind.image().is_some()) {
+        return Err("only a sandbox without an image has devices of its own");
+    }
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    let decoded = mounts
+        .into_iter()
+        .map(|SandboxMount { source, place }| DeviceMount { source: path(source), place: path(place) });
+    let decoded: Vec<_> = decoded.collect();
+    match decoded.iter().all(|mount| is_place(&mount.place)) {
+        true => Ok(decoded),
+        false => Err("a mount of a device is at a path that is not plain"),
+    }
+}
+
 fn encode_folder(LentFolder { name, path, access }: LentFolder) -> SandboxFolder {
     SandboxFolder { name, path: path.into_os_string().into_vec(), writable: access == FolderAccess::Write }
 }
@@ -268,6 +299,14 @@ fn decode_folder(SandboxFolder { name, path, writable }: SandboxFolder) -> Optio
     let access = if writable { FolderAccess::Write } else { FolderAccess::ReadOnly };
     let path = PathBuf::from(OsString::from_vec(path));
     is_component(&name).then_some(LentFolder { name, path, access })
+}
+
+/// Whether a path is absolute, names something beneath the root, and has neither `.` nor `..`.
+pub(crate) fn is_place(path: &Path) -> bool {
+    let mut components = path.components();
+    let is_absolute = components.next() == Some(Component::RootDir);
+    let mut names = components.peekable();
+    is_absolute && names.peek().is_some() && names.all(|one| matches!(one, Component::Normal(_)))
 }
 
 /// Whether a text is the name of a file in a folder.
@@ -330,6 +369,7 @@ pub(crate) fn encode_devices(devices: Devices) -> u32 {
         Devices::Drivers => 1,
         Devices::Gpu => 2,
         Devices::Faults => 3,
+        Devices::Own => 4,
     }
 }
 
@@ -338,6 +378,7 @@ pub(crate) fn decode_devices(number: u32) -> Devices {
         1 => Devices::Drivers,
         2 => Devices::Gpu,
         3 => Devices::Faults,
+        4 => Devices::Own,
         _ => Devices::None,
     }
 }

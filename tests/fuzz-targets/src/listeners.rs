@@ -183,6 +183,8 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         clients: ClientUsers::OwnUser,
         connections: Default::default(),
         folders: Vec::new(),
+        lent_devices: Vec::new(),
+        cdi_folders: Vec::new(),
         temporary_bytes: None,
         network: Some(NetworkOptions::at("127.0.0.1:0".parse().expect("an address"))),
     };

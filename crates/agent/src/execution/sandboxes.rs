@@ -15,8 +15,8 @@ use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Devices, IsolationKind, NetworkAccess, NewSandbox, SandboxError, SandboxLimits, SandboxProgram,
-    Sandboxes, Spec, Walls,
+    DevicePlace, Devices, IsolationKind, NetworkAccess, NewSandbox, SandboxError, SandboxLimits,
+    SandboxProgram, Sandboxes, Spec, Walls,
 };
 use tracing::warn;
 
@@ -46,6 +46,8 @@ pub(crate) struct SandboxMaker {
     root: PathBuf,
     pub(crate) runtimes: Runtimes,
     walls: Walls,
+    /// Places of what belongs to devices.
+    places: Vec<DevicePlace>,
     current: Mutex<Current>,
 }
 
@@ -61,7 +63,7 @@ impl SandboxMaker {
         program: PathBuf,
         root: PathBuf,
         runtimes: Runtimes,
-        walls: Walls,
+        (walls, places): (Walls, Vec<DevicePlace>),
     ) -> Result<SandboxMaker, Error> {
         match fs::create_dir(&root) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -69,8 +71,8 @@ impl SandboxMaker {
             }
             _ => {}
         }
-        let current = Mutex::new(Current::open(&program, &root, &runtimes, walls)?);
-        Ok(SandboxMaker { program, root, runtimes, walls, current })
+        let current = Mutex::new(Current::open(&program, &root, &runtimes, (walls, &places))?);
+        Ok(SandboxMaker { program, root, runtimes, walls, places, current })
     }
 
     /// Where sandboxes are to be made now. Those of one that has died are dead.
@@ -117,6 +119,7 @@ impl SandboxMaker {
         };
         let spec = Spec {
             lent_folders: Vec::new(),
+            device_mounts: Vec::new(),
             kind,
             program: SandboxProgram::Outside(program.to_owned()),
             args: Vec::new(),
@@ -172,7 +175,8 @@ impl SandboxMaker {
     fn renewed<'locked>(&self, current: &'locked mut Current) -> Result<&'locked mut Current, Error> {
         if current.sandboxes.is_gone() {
             warn!("the process that makes sandboxes has died, and every sandbox with it; it is started anew");
-            *current = Current::open(&self.program, &self.root, &self.runtimes, self.walls)?;
+            let walls = (self.walls, self.places.as_slice());
+            *current = Current::open(&self.program, &self.root, &self.runtimes, walls)?;
         }
         Ok(current)
     }
@@ -189,8 +193,14 @@ impl SandboxMaker {
 }
 
 impl Current {
-    fn open(program: &Path, root: &Path, runtimes: &Runtimes, walls: Walls) -> Result<Current, Error> {
-        let sandboxes = Arc::new(Sandboxes::open(program, root, &runtimes.shown(), walls)?);
+    fn open(
+        program: &Path,
+        root: &Path,
+        runtimes: &Runtimes,
+        (walls, places): (Walls, &[DevicePlace]),
+    ) -> Result<Current, Error> {
+        let shown = runtimes.shown();
+        let sandboxes = Arc::new(Sandboxes::open_with_places(program, root, (&shown, places), walls)?);
         Ok(Current { sandboxes, operators: BTreeSet::new() })
     }
 }

@@ -27,6 +27,7 @@ use sublet_sandbox::{
 };
 
 use crate::execution::c_library::CLibrary;
+use crate::execution::devices;
 use crate::execution::image_interpreters::{self, language::ImageLanguage};
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
@@ -98,6 +99,8 @@ impl WorkerProcess {
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         check_needs(held, &runnable)?;
+        devices::check(&held.reservation.devices, &runnable.package.info.name, runnable.build())?;
+        let device_mounts = devices::mounts(held.reservation.devices.devices())?;
         let variables = variables(held, &runnable)?;
         let has_own_variables = !variables.is_empty();
         let lent_folders = folders(node, held)?;
@@ -118,7 +121,8 @@ impl WorkerProcess {
         let of_shim = who(node, held, runnable.build());
         let log = node.execution.logs.begin(&held.lease.id)?;
         let spec_of = spec(program, held, &runnable, inside.into(), swaps);
-        let mut spec = Spec { log: Some(log.file()?), lent_folders, has_own_variables, ..spec_of };
+        let mut spec =
+            Spec { log: Some(log.file()?), lent_folders, device_mounts, has_own_variables, ..spec_of };
         spec.limits.scratch_bytes = temporary_bytes(node, held);
         if let Some(held) = &image {
             contain(&mut spec, runtime, &held.image, runnable.build());
@@ -304,7 +308,10 @@ fn spec(
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => {
-            let devices = if swaps { Devices::Faults } else { Devices::None };
+            let own = &held.reservation.devices;
+            let other = if swaps { Devices::Faults } else { Devices::None };
+            // The filter for devices of its own allows what swapping needs as well.
+            let devices = if own.is_empty() { other } else { Devices::Own };
             (devices, if is_interpreter(&build.architecture) { environment() } else { Vec::new() })
         }
     };
@@ -316,6 +323,7 @@ fn spec(
         has_own_variables: false,
         folder: Some(package.folder.clone()),
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         control,
         log: None,
         network: if dials { NetworkAccess::Host } else { NetworkAccess::None },
@@ -341,7 +349,11 @@ fn temporary_bytes(node: &Node, held: &AttachedLease) -> u64 {
 /// Checks that the manager has passed on the needs of the package: one of an earlier version does not know them.
 fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
     let package = &runnable.package.info;
-    let needs = Needs { variables: Vec::new(), ..package.needs.clone().unwrap_or_default() };
+    let mut needs = Needs { variables: Vec::new(), ..package.needs.clone().unwrap_or_default() };
+    if held.one_shot_program.is_some() {
+        // A spawned program has no devices.
+        needs.devices.clear();
+    }
     if needs.is_empty() || held.lease.needs.is_some() {
         return Ok(());
     }
@@ -349,11 +361,13 @@ fn check_needs(held: &AttachedLease, runnable: &Runnable) -> Result<(), Error> {
     version::check_messages("the manager that granted the lease", 0, &what, version::NEEDS)
 }
 
-/// The environment variables of functions: those of the package, over them the lease's.
+/// The environment variables of functions: those of its devices, over them the package's, over them the lease's.
 fn variables(held: &AttachedLease, runnable: &Runnable) -> Result<Vec<Variable>, Error> {
     let own = Needs { variables: held.variables.clone(), ..Needs::default() };
     let package = runnable.package.info.needs.clone().unwrap_or_default();
-    let variables = package.with(&own).variables;
+    let of_devices =
+        Needs { variables: devices::variables(held.reservation.devices.devices()), ..Needs::default() };
+    let variables = of_devices.with(&package).with(&own).variables;
     if !variables.is_empty() && kernels::kind_of(runnable.build()).is_some() {
         let message = format!(
             "package {} has kernels, which have no environment variables",
@@ -507,6 +521,7 @@ fn setup(
         shim: true,
         local_bytes: if swaps { local_bytes(lent_bytes) } else { 0 },
         calls: version::CALLS,
+        uncounted_addresses: node.execution.bounds_memory && !held.reservation.devices.is_empty(),
     }
 }
 

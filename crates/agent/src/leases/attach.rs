@@ -20,6 +20,7 @@ use crate::leases::ledger::{EnrolledLease, Enrolment};
 use crate::leases::usage::LeaseMeter;
 use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
+use crate::machine::devices::DeviceReservation;
 use crate::machine::numa::NumaNodes;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
 use crate::machine::sizes::{local_bytes, rings_bytes};
@@ -151,7 +152,8 @@ fn hold(
     let (options, inbox_bytes) = if lease.is_segment() { check_segment(lease)? } else { check_lease(lease)? };
     let wanted =
         ResourceRequest { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
-    let reservation = node.pool.reserve(&wanted)?;
+    let mut reservation = node.pool.reserve(&wanted)?;
+    reservation.devices = devices(node, lease)?;
     node.execution.standby.cores_are_taken();
     let usage = UsageLayout::new(lease.workers(), lease.functions);
     let meter = Arc::new(LeaseMeter::open((usage, lease.cores_each()), node.calibration)?);
@@ -187,6 +189,15 @@ fn hold(
         variables,
         reservation,
     })
+}
+
+/// Reserves the devices of a lease. The manager has named their kinds as this node does.
+fn devices(node: &Node, lease: &Lease) -> Result<DeviceReservation, Error> {
+    let Some(needs) = lease.needs.as_ref().filter(|needs| !needs.devices.is_empty()) else {
+        return Ok(DeviceReservation::default());
+    };
+    needs.check()?;
+    node.execution.devices.reserve(&needs.devices)
 }
 
 /// The environment variables of a client, and over them those of the lease's secrets, which the manager has. Checks what

@@ -11,6 +11,7 @@ use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
 use crate::machine::capacity::Cores;
+use crate::machine::devices::DeviceReservation;
 use crate::machine::shared::{SharedPool, SlotHold};
 
 /// Free resources of a node. Cores that are not in it are leased, or are not lent at all.
@@ -98,11 +99,12 @@ impl ResourcePool {
             ((0..count).filter_map(|_| resources.cores.pop_last()).collect(), None)
         };
         debug_assert_eq!(cores.len(), count, "cores reserved of {resources:?}");
-        Ok(ResourceReservation { pool: self.clone(), cores, slots, memory_bytes: wanted.memory_bytes })
+        let (memory_bytes, devices) = (wanted.memory_bytes, DeviceReservation::default());
+        Ok(ResourceReservation { pool: self.clone(), cores, slots, memory_bytes, devices })
     }
 }
 
-/// Cores and memory that belong to one lease until this is dropped.
+/// Cores, memory and devices that belong to one lease until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ResourceReservation {
     pool: ResourcePool,
@@ -111,6 +113,8 @@ pub(crate) struct ResourceReservation {
     /// If the cores are shared: how its workers take turns on them with others.
     pub(crate) slots: Option<SlotHold>,
     memory_bytes: u64,
+    /// Devices of the lease, which are reserved after the cores and the memory.
+    pub(crate) devices: DeviceReservation,
 }
 
 impl ResourceReservation {
@@ -119,6 +123,7 @@ impl ResourceReservation {
         self.cores.clear();
         self.slots = None;
         self.memory_bytes = 0;
+        self.devices.forfeit();
     }
 }
 

@@ -445,6 +445,8 @@ impl Client {
 pub fn options(folder: &Path, does: &str) -> AgentOptions {
     AgentOptions {
         folders: Vec::new(),
+        lent_devices: Vec::new(),
+        cdi_folders: Vec::new(),
         temporary_bytes: None,
         state: folder.join("state"),
         socket: folder.join("agent.sock"),

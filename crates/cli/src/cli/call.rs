@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 use sublet_proto::isolation::Isolation;
-use sublet_proto::needs::parse_secret_use;
+use sublet_proto::needs::{GPU, parse_secret_use};
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::{Lease, SecretUse};
 use sublet_proto::{Code, Error};
@@ -17,7 +17,7 @@ use sublet_runtime::{
 use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::CommandOutput;
-use super::parse::{duration, fabric, isolation, pool, show_bytes, show_ns, size, variable, weight};
+use super::parse::{devices, duration, fabric, isolation, pool, show_bytes, show_ns, size, variable, weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -90,6 +90,14 @@ pub(crate) struct Arguments {
     #[arg(long = "folder", value_name = "NAME")]
     folders: Vec<String>,
 
+    /// Devices that belong to the call's lease alone, of a kind that operators of nodes have named
+    #[arg(long = "device", value_name = "KIND=N", value_parser = devices)]
+    devices: Vec<(String, u32)>,
+
+    /// GPUs that belong to the call's lease alone: short for --device cuda=N, or rocm=N on nodes without that kind
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+
     /// Size of the function's temporary files in /tmp, which are part of the lease's memory [default: 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     temporary: Option<u64>,
@@ -144,6 +152,10 @@ impl Arguments {
         }
         for folder in &self.folders {
             allocation = allocation.folder(folder);
+        }
+        let gpus = self.gpu.map(|count| (GPU.to_owned(), count));
+        for (kind, count) in self.devices.iter().chain(&gpus) {
+            allocation = allocation.devices(kind, *count);
         }
         if let Some(timeout) = self.start_timeout {
             allocation = allocation.start_timeout(timeout);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sublet_image::Digest;
 use sublet_proto::Error;
 use sublet_proto::isolation::Isolation;
-use sublet_proto::needs::check_variable_name;
+use sublet_proto::needs::{check_device_kind, check_variable_name};
 use sublet_proto::pool::Pool;
 use sublet_runtime::fabrics::FabricChoice;
 
@@ -80,6 +80,14 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
         text.split_once('=').ok_or("an environment variable is written as NAME=VALUE".to_owned())?;
     check_variable_name(name).map_err(|error| error.message)?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Parses a number of devices of a kind: `KIND=N`.
+pub(crate) fn devices(text: &str) -> Result<(String, u32), String> {
+    let wrong = || format!("{text:?} is not a number of devices of a kind: write it as cuda=1");
+    let (kind, count) = text.split_once('=').ok_or_else(wrong)?;
+    check_device_kind(kind).map_err(|error| error.message)?;
+    Ok((kind.to_owned(), count.parse().map_err(|_| wrong())?))
 }
 
 /// Parses a weight from 0 to 1.

@@ -8,12 +8,12 @@ use sublet_proto::v1::{NodeDescription, NodeInfo, NodeState, Price, ProcessingUn
 use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::show_bytes;
-use super::view::node_state;
+use super::view::{LentDevicesView, lent_devices, node_state};
 
 const EXAMPLES: &str = "\
 Examples:
   sublet pus           show the processors and devices of all nodes
-  sublet pus --json    {\"units\": [...], \"unlinked\": [...]}
+  sublet pus --json    {\"units\": [...], \"unlinked\": [...], \"devices\": [...]}
 
 A unit is called NODE/UNIT: NODE/cpu is a node's processor, of any architecture, NODE/opencl0 and
 NODE/cuda0 are its devices. Leases request a unit by its kind (--pu) and pay its prices: for a GiB of
@@ -22,7 +22,8 @@ memory, for executing on a core and for polling on a core, each for a second, in
 
 Nodes are neighbours if each names the other (sublet agent --neighbour). Their agents connect some seconds
 after both have started; until then a neighbour is marked as not connected, and functions of the unit do not
-reach it. Neighbours that are not linked follow the table, with the reason.";
+reach it. Devices that nodes lend whole to programs (sublet call --device), and neighbours that are not
+linked, with the reason, follow the table.";
 
 /// Show processing units: processors and devices, what they execute, their prices and neighbours
 #[derive(Debug, Args)]
@@ -37,6 +38,15 @@ pub(crate) struct Arguments {
 struct Units {
     units: Vec<UnitView>,
     unlinked: Vec<MissingLink>,
+    devices: Vec<NodeDevices>,
+}
+
+/// Devices of a kind that a node lends whole to programs.
+#[derive(Debug, Serialize)]
+struct NodeDevices {
+    node: String,
+    #[serde(flatten)]
+    devices: LentDevicesView,
 }
 
 /// A processing unit.
@@ -84,6 +94,7 @@ struct MissingLink {
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let nodes = arguments.connection.open()?.nodes()?;
     let unlinked = unlinked(&nodes);
+    let devices = nodes.iter().flat_map(devices_of).collect();
     let units = nodes.into_iter().flat_map(|node| {
         let state = node_state(node.state());
         // An agent that says its version reports its connections, too, but not with its registration.
@@ -92,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         let connected = node.connected.map(|connected| connected.nodes).or_else(|| reports.then(Vec::new));
         node.units.into_iter().map(move |unit| view(state, unit, connected.clone()))
     });
-    output.show(&Units { units: units.collect(), unlinked }, text)
+    output.show(&Units { units: units.collect(), unlinked, devices }, text)
 }
 
 fn view(state: &'static str, unit: ProcessingUnit, connected: Option<Vec<String>>) -> UnitView {
@@ -113,6 +124,13 @@ fn view(state: &'static str, unit: ProcessingUnit, connected: Option<Vec<String>
         neighbours: unit.neighbours,
         connected,
     }
+}
+
+/// The devices that a node lends whole to programs.
+fn devices_of(node: &NodeInfo) -> Vec<NodeDevices> {
+    let NodeDescription { name, lent_devices: lent, .. } = node.description.clone().unwrap_or_default();
+    let devices = lent_devices(lent, &node.devices_leased).into_iter();
+    devices.map(|devices| NodeDevices { node: name.clone(), devices }).collect()
 }
 
 /// Finds neighbours that are not linked, with the reason.
@@ -136,7 +154,7 @@ fn unlinked(nodes: &[NodeInfo]) -> Vec<MissingLink> {
     unlinked
 }
 
-fn text(Units { units, unlinked }: &Units) -> String {
+fn text(Units { units, unlinked, devices }: &Units) -> String {
     let rows: Vec<_> = units.iter().map(row).collect();
     let headings = [
         "UNIT",
@@ -151,6 +169,13 @@ fn text(Units { units, unlinked }: &Units) -> String {
         "NEIGHBOURS",
     ];
     let mut text = table(&headings, &rows);
+    for NodeDevices { node, devices: LentDevicesView { kind, names, leased } } in devices {
+        text += &format!(
+            "\n{node} lends {} devices of the kind {kind} to programs, {leased} of them leased: {}",
+            names.len(),
+            names.join(", ")
+        );
+    }
     for MissingLink { node, neighbour, why } in unlinked {
         text += &format!("\n{node} names {neighbour} as its neighbour but is not linked to it: {why}");
     }

@@ -292,6 +292,8 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
         folders: lent(arguments.folder, FolderUse::ReadOnly)
             .chain(lent(arguments.scratch_folder, FolderUse::Scratch))
             .collect(),
+        lent_devices: Vec::new(),
+        cdi_folders: Vec::new(),
         temporary_bytes: arguments.temporary,
         container_runtime: arguments.container_runtime,
         isolation: arguments.isolation,

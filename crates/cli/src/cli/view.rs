@@ -4,8 +4,9 @@ use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::isolation::Isolation;
 use sublet_proto::v1::{
-    BillBy, BillLine, CacheUse, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork,
-    NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, StandbyProcesses, Usage,
+    BillBy, BillLine, CacheUse, ColdImports, DeviceCount, Lease, LeaseState, LentDevices, ManagerInfo,
+    NodeInfo, NodeNetwork, NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer,
+    StandbyProcesses, Usage,
 };
 
 use super::package::right::Right;
@@ -28,6 +29,8 @@ pub(crate) struct NodeView {
     pub(crate) runtimes: Vec<String>,
     /// Names of the folders that the node lends.
     pub(crate) folders: Vec<String>,
+    /// Devices that the node lends whole to programs.
+    pub(crate) lent_devices: Vec<LentDevicesView>,
     /// Isolations that the node offers to functions; "weak" stands alone.
     pub(crate) isolations: Vec<String>,
     pub(crate) pu: String,
@@ -97,6 +100,25 @@ impl From<StandbyProcesses> for StandbyView {
     }
 }
 
+/// Devices of a kind that a node lends.
+#[derive(Debug, Serialize)]
+pub(crate) struct LentDevicesView {
+    pub(crate) kind: String,
+    /// Name of each device.
+    pub(crate) names: Vec<String>,
+    /// Number of devices that leases have.
+    pub(crate) leased: u32,
+}
+
+/// The devices that a node lends, with the number of leased ones.
+pub(crate) fn lent_devices(lent: Vec<LentDevices>, leased: &[DeviceCount]) -> Vec<LentDevicesView> {
+    let view = |LentDevices { kind, names }| {
+        let leased = leased.iter().find(|one| one.kind == kind).map_or(0, |one| one.count);
+        LentDevicesView { kind, names, leased }
+    };
+    lent.into_iter().map(view).collect()
+}
+
 /// Network access to a node from other machines.
 #[derive(Debug, Serialize)]
 pub(crate) struct NetworkView {
@@ -136,6 +158,7 @@ impl From<NodeInfo> for NodeView {
             devices: description.devices,
             runtimes: description.runtimes,
             folders: description.folders.into_iter().map(|folder| folder.name).collect(),
+            lent_devices: lent_devices(description.lent_devices, &node.devices_leased),
             isolations: description.isolations,
             cores: description.cores,
             cores_leased: node.cores_leased,

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sublet_agent::{
-    AgentOptions, ClientUsers, FolderOptions, FolderUse, MAX_UNAUTHENTICATED, NetworkOptions, Python,
-    SharedCores, UnauthenticatedLimits, WarmInterpreters,
+    AgentOptions, ClientUsers, DeviceOptions, DeviceSource, FolderOptions, FolderUse, MAX_UNAUTHENTICATED,
+    NetworkOptions, Python, SharedCores, UnauthenticatedLimits, WarmInterpreters,
 };
-use sublet_proto::needs::check_folder_name;
+use sublet_proto::cdi::{check_cdi_kind, check_node_place};
+use sublet_proto::needs::{check_device_kind, check_folder_name};
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{MAX_NODE_NAME_BYTES, check_neighbours, is_node_name, is_processor_kind};
 use sublet_proto::{Error, package, to_usize};
@@ -33,6 +34,8 @@ impl ConfiguredProgram for AgentProgram {
 
 /// Default number of workers per shared core.
 pub(crate) const PLACES_OF_A_SHARED_CORE: u32 = 4;
+/// Folders in which vendors' tools put specifications of devices.
+const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// Maximum number of cores, more than any node has.
 const MAX_CORES: u32 = 1 << 16;
 
@@ -54,6 +57,8 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         spawner: find_spawner()?,
         lend_network: settings.needed("lend_network", switch)?,
         folders: folders(settings)?,
+        lent_devices: lent_devices(settings)?,
+        cdi_folders: cdi_folders(settings)?,
         temporary_bytes: settings.value("temporary", size)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
         isolation: settings.list("isolation", isolation)?,
@@ -92,6 +97,8 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     settings.value("temporary", size)?;
     settings.value("standby", size)?;
     folders(settings)?;
+    lent_devices(settings)?;
+    cdi_folders(settings)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
     settings.value("pool", pool)?;
@@ -119,6 +126,53 @@ fn folders(settings: &EffectiveSettings) -> Result<Vec<FolderOptions>, Error> {
         })
     };
     settings.names_under("folder.").into_iter().map(folder).collect()
+}
+
+/// The devices that programs can use, each one lease's at a time.
+fn lent_devices(settings: &EffectiveSettings) -> Result<Vec<DeviceOptions>, Error> {
+    let device = |kind: &str| {
+        let key = |what: &str| format!("device.{kind}.{what}");
+        let (cdi, nodes) =
+            (settings.value(&key("cdi"), cdi_kind)?, settings.list(&key("nodes"), device_nodes)?);
+        if let Err(error) = check_device_kind(kind) {
+            return Err(settings.invalid(&key("cdi"), &error.message));
+        }
+        let source = match (cdi, nodes.is_empty()) {
+            (Some(cdi), true) => DeviceSource::Cdi(cdi),
+            (None, false) => DeviceSource::Nodes(nodes),
+            (Some(_), false) => {
+                return Err(
+                    settings.invalid(&key("nodes"), "the devices are named by a specification (cdi) already")
+                );
+            }
+            (None, true) => {
+                let why = "the devices need a specification (cdi) or device nodes (nodes)";
+                return Err(settings.invalid(&key("nodes"), why));
+            }
+        };
+        Ok(DeviceOptions { kind: kind.to_owned(), source })
+    };
+    settings.names_under("device.").into_iter().map(device).collect()
+}
+
+/// The folders with specifications of devices.
+fn cdi_folders(settings: &EffectiveSettings) -> Result<Vec<PathBuf>, Error> {
+    let named = settings.list("cdi_folders", absolute)?;
+    let default = || CDI_FOLDERS.map(PathBuf::from).to_vec();
+    Ok(if named.is_empty() { default() } else { named })
+}
+
+fn cdi_kind(text: &str) -> Result<String, String> {
+    check_cdi_kind(text).map(|()| text.to_owned()).map_err(|error| error.message)
+}
+
+/// Parses the nodes of a device: paths with `+` between them.
+fn device_nodes(text: &str) -> Result<Vec<PathBuf>, String> {
+    let node = |path: &str| {
+        let path = PathBuf::from(path);
+        check_node_place(&path).map(|()| path).map_err(|error| error.message)
+    };
+    text.split('+').map(node).collect()
 }
 
 fn folder_use(text: &str) -> Result<FolderUse, String> {

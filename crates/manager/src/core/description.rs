@@ -5,7 +5,7 @@ use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::pool::Pool;
 use sublet_proto::pu::{self, is_processor_kind};
-use sublet_proto::v1::{Needs, NodeDescription};
+use sublet_proto::v1::{DeviceCount, Needs, NodeDescription};
 use sublet_proto::{Code, Error};
 
 /// Most cores of one node, and most places on its shared ones.
@@ -16,6 +16,8 @@ const MAX_HOST_BYTES: usize = 64;
 /// Most devices, and runtimes, that a node names, and the longest name of one, in bytes.
 const MAX_DEVICES: usize = 16;
 const MAX_DEVICE_BYTES: usize = 32;
+/// Longest name of a device that a node lends, in bytes.
+const MAX_DEVICE_NAME_BYTES: usize = 128;
 /// Longest version of an agent's program, in bytes.
 const MAX_VERSION_BYTES: usize = 64;
 /// Prefix of the address of a Unix socket.
@@ -102,12 +104,35 @@ fn check_isolations(node: &NodeDescription) -> Result<(), Error> {
     node.isolations.iter().try_for_each(|name| Isolation::parse(name).map(drop))
 }
 
+/// Checks the devices that a node lends.
+fn check_lent_devices(node: &NodeDescription) -> Result<(), Error> {
+    let kinds = node.lent_devices.iter().map(|lent| DeviceCount {
+        kind: lent.kind.clone(),
+        count: u32::try_from(lent.names.len()).unwrap_or(u32::MAX),
+    });
+    let all = Needs { devices: kinds.collect(), ..Needs::default() };
+    let is_long = |name: &String| {
+        !(1..=MAX_DEVICE_NAME_BYTES).contains(&name.len())
+            || !name.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    let wrong = node.lent_devices.iter().flat_map(|lent| &lent.names).any(is_long);
+    let checked = if wrong {
+        Err(Error::new(Code::InvalidArgument, "the name of a device is not readable"))
+    } else {
+        all.check()
+    };
+    checked.map_err(|error| {
+        Error::new(error.code, format!("the devices that node {} lends: {}", node.name, error.message))
+    })
+}
+
 /// Checks the folders that a node lends.
 fn check_folders(node: &NodeDescription) -> Result<(), Error> {
     let lent = Needs {
         folders: node.folders.iter().map(|folder| folder.name.clone()).collect(),
         ..Needs::default()
     };
+    check_lent_devices(node)?;
     lent.check().map_err(|error| {
         Error::new(error.code, format!("the folders that node {} lends: {}", node.name, error.message))
     })

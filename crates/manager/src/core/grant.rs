@@ -146,7 +146,10 @@ impl Core {
                     expires_ms: now_ms.saturating_add(request.terms.timeout_ms),
                     idle_timeout_ms: request.terms.idle_timeout_ms,
                     options: request.terms.options,
-                    needs: request.needs.clone(),
+                    needs: self
+                        .nodes
+                        .get(part.node)
+                        .map_or_else(|| request.needs.clone(), |node| node.meant(&request.needs)),
                     price,
                     state: LeasePhase::Granted,
                     provisional: request.standing == TokenStatus::Provisional,
@@ -359,6 +362,7 @@ impl Core {
         let Some(lease) = self.leases.get(key) else { return };
         debug_assert!(lease.is_active(), "lease {} holds resources, and is {:?}", lease.id, lease.state);
         let (amount, is_attached) = (lease.amount, lease.state == LeasePhase::Attached);
+        let needs = lease.needs.clone();
         for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
             self.tenants.get_mut(counted).add(amount);
         }
@@ -367,6 +371,7 @@ impl Core {
         }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.plus(amount);
+            node.count_devices(&needs, true);
             *(if is_attached { &mut node.attached } else { &mut node.unattached }) += 1;
         });
     }
@@ -377,7 +382,7 @@ impl Core {
         let before = std::mem::replace(&mut lease.state, state);
         debug_assert!(!lease.is_active(), "lease {} is released, and stays {state:?}", lease.id);
         lease.marks.ordered = None;
-        let amount = lease.amount;
+        let (amount, needs) = (lease.amount, lease.needs.clone());
         for counted in [Some(lease.tenant), lease.application].into_iter().flatten() {
             self.tenants.get_mut(counted).remove(amount);
         }
@@ -386,6 +391,7 @@ impl Core {
         }
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.minus(amount);
+            node.count_devices(&needs, false);
             debug_assert!(
                 if before == LeasePhase::Attached { node.attached > 0 } else { node.unattached > 0 },
                 "node {} has no lease that is {before:?}: {} attached, {} not",

@@ -181,10 +181,13 @@ impl ClientRequest {
     pub(super) fn asks(&self) -> String {
         let LeaseTerms { workers, shared, memory_bytes, .. } = self.terms;
         let (on, place) = (if self.pu.is_empty() { "" } else { " of " }, self.locality.pools.place());
+        let devices = self.needs.devices.iter();
+        let devices = devices.map(|one| format!(" with {} devices of the kind {:?}", one.count, one.kind));
+        let devices = devices.collect::<Vec<_>>().concat();
         match (self.terms.is_segment(), shared) {
             (true, _) => format!("{memory_bytes} bytes of memory{place}"),
-            (_, true) => format!("{workers} shared places{on}{}{place}", self.pu),
-            (_, false) => format!("{workers} cores{on}{}{place}", self.pu),
+            (_, true) => format!("{workers} shared places{on}{}{devices}{place}", self.pu),
+            (_, false) => format!("{workers} cores{on}{}{devices}{place}", self.pu),
         }
     }
 }

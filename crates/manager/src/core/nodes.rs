@@ -1,11 +1,11 @@
 //! The nodes, and their leased resources.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
-use sublet_proto::v1::{self, Needs, NodeDescription, NodeInfo};
+use sublet_proto::v1::{self, DeviceCount, Needs, NodeDescription, NodeInfo};
 use sublet_proto::{Code, Error, version};
 
 #[cfg(any(test, debug_assertions))]
@@ -62,6 +62,8 @@ pub struct ManagedNode {
     pub capacity: NodeCapacity,
     /// The leased part of the capacity.
     pub leased: NodeCapacity,
+    /// The leased devices, by their kind.
+    pub(super) devices_leased: BTreeMap<String, u32>,
     /// Whether it takes leases.
     pub lending: LendingState,
     /// The latest registration; 0 if it has not registered, or has left for another manager.
@@ -175,6 +177,11 @@ impl ManagedNode {
             cache: self.cache,
             connected: self.connected.clone().filter(|_| !self.is_lost()),
             standby: self.standby.clone(),
+            devices_leased: self
+                .devices_leased
+                .iter()
+                .map(|(kind, &count)| DeviceCount { kind: kind.clone(), count })
+                .collect(),
         }
     }
 
@@ -182,6 +189,7 @@ impl ManagedNode {
     /// what the request needs; a group of a rack's also as far as its manager has reported.
     pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
         self.lacks(&request.needs).is_none()
+            && self.busy_devices(&request.needs).is_none()
             && self.gives_cores_to(&request.terms)
             && self.of_rack.as_ref().is_none_or(|of_rack| {
                 of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
@@ -342,6 +350,7 @@ impl Nodes {
             description: Box::new(NodeDescription { name: name.to_string(), ..NodeDescription::default() }),
             capacity: NodeCapacity::default(),
             leased: NodeCapacity::default(),
+            devices_leased: BTreeMap::new(),
             lending: LendingState::Open,
             registration: 0,
             last_report_ms: 0,

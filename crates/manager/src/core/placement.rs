@@ -80,6 +80,13 @@ pub(super) fn place(
     let ClientRequest { terms, .. } = request;
     let each = terms.cores_together();
     let workers = terms.workers / each;
+    if workers > 1 && !request.needs.devices.is_empty() {
+        let message = format!(
+            "{workers} workers with devices asked, and workers of an interpreter are processes of their own: ask for a lease \
+             for each, or for one worker with several cores"
+        );
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
     if workers as usize > MAX_PARTS {
         let message = format!(
             "{workers} workers asked, of functions of an interpreter one request has at most {MAX_PARTS}"
@@ -180,6 +187,9 @@ impl Search<'_> {
         if self.fits(node, choice.class, amount) {
             return Ok((choice, vec![self.part(key, amount)]));
         }
+        if let Some(busy) = node.busy_devices(&self.request.needs) {
+            return Err(Error::new(Code::NoCapacity, format!("{busy} on node {name}")));
+        }
         let (free, LeaseResources { workers, memory_bytes, .. }) = (node.free(), amount);
         let message = format!(
             "{workers} cores with {memory_bytes} bytes asked on node {name}, which has {} with {} left",
@@ -231,7 +241,9 @@ impl Search<'_> {
         if let Some(part) = self.on_one_node(class, chance) {
             return Ok(vec![part]);
         }
+        // Devices belong to one process.
         if self.request.terms.max_nodes != 1
+            && self.request.needs.devices.is_empty()
             && let Some(parts) = self.on_several_nodes(class, chance)
         {
             return Ok(parts);
@@ -405,13 +417,25 @@ impl Search<'_> {
         let lending = nodes.iter().map(|(_, node)| node).filter(lends);
         let lending = lending.filter(|node| nodes.may_be_in(node, pools));
         let (mut all, mut free) = (0u64, 0u64);
+        let mut busy = None;
         for node in lending {
-            all += u64::from(node.capacity.workers(terms.shared));
-            free += u64::from(node.free().workers(terms.shared));
+            let (own, own_free) = (node.capacity.workers(terms.shared), node.free().workers(terms.shared));
+            busy = busy.or_else(|| node.busy_devices(&request.needs));
+            if request.needs.devices.is_empty() {
+                all += u64::from(own);
+                free += u64::from(own_free);
+            } else {
+                // All of it has to be on one node.
+                all = all.max(own.into());
+                free = free.max(own_free.into());
+            }
+        }
+        if let Some(busy) = busy.filter(|_| u64::from(terms.workers) <= free) {
+            return Error::new(Code::NoCapacity, busy);
         }
         let kind = if terms.shared { "shared places" } else { "cores" };
         let (asked, place) = (terms.workers, pools.place());
-        let of = "nodes that offer the requested folders, temporary space and isolation";
+        let of = "nodes that offer the requested folders, temporary space, isolation and devices";
         let message = format!(
             "{asked} {kind} and {} bytes of memory asked of {of}, which have {all} {kind}, {free} of them free{place}",
             terms.memory_bytes

@@ -3,7 +3,8 @@
 //! A tenant whose request is too large for the free resources is passed over, but only [`MAX_OVERTAKES`] times: then no
 //! other request is served until this one is granted or gives up. So no tenant starves another, neither by many
 //! requests nor by small ones. A tenant that lets its grants lapse [loses its turn](WaitQueue::postpone). If the
-//! passed-over request waits for one pool, only grants in that pool count, and the other pools stay open.
+//! passed-over request waits for one pool, only grants in that pool count, and the other pools stay open. A request for
+//! devices bars no other: a device may be leased for hours, and cores that stay free meanwhile would not help it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -71,10 +72,11 @@ impl WaitQueue {
         self.len == 0
     }
 
-    /// Returns the pools in which the request may be placed whose turn it is.
+    /// Returns the pools in which the request may be placed whose turn it is, unless it waits for devices.
     fn first(&self) -> Pools {
         let queue = self.turns.front().and_then(|tenant| self.of_tenants.get(tenant));
-        queue.and_then(VecDeque::front).map_or(Pools::NONE, |first| first.request.locality.pools)
+        let first = queue.and_then(VecDeque::front).filter(|first| first.request.needs.devices.is_empty());
+        first.map_or(Pools::NONE, |first| first.request.locality.pools)
     }
 
     /// Returns the pools in which no request may be served before the one whose turn it is.

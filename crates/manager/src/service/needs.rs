@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sublet_proto::package::can_open_devices;
 use sublet_proto::v1::{LeaseRequest, Needs, PackageInfo};
 use sublet_proto::{Code, Error};
 
@@ -34,7 +35,7 @@ fn merged(tenant: &str, package: &PackageInfo, asked: &LeaseRequest) -> Result<N
     let (own, lease) = (package.needs.clone().unwrap_or_default(), asked.needs.clone().unwrap_or_default());
     if asked.is_segment() && !lease.is_empty() {
         return invalid(
-            "a segment has no functions: it has no secrets, folders and temporary space".to_owned(),
+            "a segment has no functions: it has no secrets, folders, temporary space and devices".to_owned(),
         );
     }
     if !lease.variables.is_empty() {
@@ -45,6 +46,12 @@ fn merged(tenant: &str, package: &PackageInfo, asked: &LeaseRequest) -> Result<N
     let mut needs = own.with(&lease);
     needs.check()?;
     needs.variables.clear();
+    if !needs.devices.is_empty() && !package.builds.iter().any(can_open_devices) {
+        return invalid(format!(
+            "devices asked for package {}, which has neither native code nor Python outside of an image that could open them",
+            package.name
+        ));
+    }
     let memory_bytes = match needs.temporary_bytes {
         0 => u64::MAX,
         // A profile of the package may give each worker another size.

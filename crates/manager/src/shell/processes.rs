@@ -6,7 +6,7 @@ use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, PackageInfo, ProcessLeaseRequest, WorkerOptions};
 use sublet_proto::{Code, Error};
 
-use super::secrets::own_needs;
+use super::secrets::{own_needs, without_devices};
 use super::{PreparedRequest, RequestOutcome, Shell, lease_of_agent, parse_lease, verified_lease_of_agent};
 use crate::auth::CallerIdentity;
 use crate::core::{LeaseTerms, Locality, Refusals, TokenStatus};
@@ -76,7 +76,7 @@ impl Shell {
             pu: kind,
             needs: match &package {
                 Some(package) => own_needs(package, &state.core.tenant(lease.tenant).name),
-                None => lease.needs.clone(),
+                None => without_devices(&lease.needs),
             },
             package: package.unwrap_or_else(|| lease.package.clone()),
             terms: LeaseTerms::of(&LeaseRequest {

@@ -1,4 +1,4 @@
-//! Finds the secrets that an agent may have: those of a lease that its node runs.
+//! Finds the secrets that an agent may have: those of a lease that its node runs. And what spawned programs need.
 
 use std::sync::Arc;
 
@@ -22,10 +22,17 @@ impl Shell {
     }
 }
 
-/// Needs of a package of which a tenant's process spawns a program. A package of another tenant gets no secrets.
+/// Needs of a spawned program of the same package: all of its parent's but the devices, which stay the parent's alone.
+pub(super) fn without_devices(needs: &Needs) -> Arc<Needs> {
+    Arc::new(Needs { devices: Vec::new(), ..needs.clone() })
+}
+
+/// Needs of a package of which a tenant's process spawns a program. A package of another tenant gets no secrets, and none
+/// gets devices.
 pub(super) fn own_needs(package: &PackageInfo, tenant: &str) -> Arc<Needs> {
     let mut needs = package.needs.clone().unwrap_or_default();
     needs.variables.clear();
+    needs.devices.clear();
     if package.owner != tenant {
         needs.secrets.clear();
     }

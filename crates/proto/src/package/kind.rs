@@ -2,6 +2,7 @@
 
 use super::nodejs::{ANY_NODEJS, IMAGE_NODEJS, is_image_nodejs, is_nodejs};
 use super::platform::{ANY_PYTHON, IMAGE_PYTHON, PythonPlatform, is_image_python, is_python};
+use crate::v1::PackageBuild;
 use crate::{Code, Error};
 
 /// Type of a package's library.
@@ -96,6 +97,12 @@ pub fn is_image_interpreter(architecture: &str) -> bool {
 /// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.
 pub fn is_processor(architecture: &str) -> bool {
     !is_device(architecture) && !is_interpreter(architecture)
+}
+
+/// Tells whether functions of a build can open device nodes of their sandbox: native code and Python, without an image.
+pub fn can_open_devices(build: &PackageBuild) -> bool {
+    let is_native = is_processor(&build.architecture) && build.architecture != PORTABLE;
+    build.image.is_empty() && (is_native || is_python(&build.architecture))
 }
 
 /// Tells whether a processor may be of this kind: lower-case letters, digits and `-`, and no device.

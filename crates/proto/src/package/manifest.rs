@@ -1,7 +1,7 @@
 //! `sublet.toml`: a package's description of itself. It is one build, or several of the same functions, each for
 //! another kind of processing unit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -62,6 +62,8 @@ struct Written {
     folders: Vec<String>,
     temporary_bytes: Option<u64>,
     isolation: Option<String>,
+    #[serde(default)]
+    devices: BTreeMap<String, u32>,
 }
 
 impl Manifest {
@@ -85,12 +87,16 @@ impl Manifest {
             std::mem::take(&mut written.folders),
             written.temporary_bytes,
             written.isolation.take(),
+            std::mem::take(&mut written.devices),
         )
         .map_err(wrong)?;
         let manifest = Manifest { name, builds: written.builds()?, profiles, needs };
         manifest.builds.iter().try_for_each(Build::check)?;
         if !manifest.needs.is_empty() {
             manifest.builds.iter().try_for_each(Build::check_can_need)?;
+        }
+        if !manifest.needs.devices.is_empty() {
+            manifest.builds.iter().try_for_each(Build::check_can_use_devices)?;
         }
         manifest.builds.iter().try_for_each(|build| build.check_isolation(&manifest.needs.isolation))?;
         debug_assert!(
@@ -233,7 +239,20 @@ impl Build {
             return Ok(());
         }
         Err(wrong(format!(
-            "has an [environment], secrets, folders, temporary_bytes or an isolation, which the build {} of the kind {name} cannot have",
+            "has an [environment], secrets, folders, temporary_bytes, an isolation or devices, which the build {} of the kind {name} cannot have",
+            self.library
+        )))
+    }
+
+    /// Refuses devices for a build whose functions cannot open them.
+    fn check_can_use_devices(&self) -> Result<(), Error> {
+        let what = match self.kind.as_deref() {
+            _ if self.image.is_some() => "runs in an image".to_owned(),
+            None | Some("native" | "python") => return Ok(()),
+            Some(kind) => format!("is of the kind {kind}"),
+        };
+        Err(wrong(format!(
+            "has [devices], which native code and Python can open, and the build {} {what}",
             self.library
         )))
     }

@@ -1,8 +1,10 @@
 //! The parts of `sublet.toml` that say what functions need beside cores and memory: `[environment]`, `secrets`,
-//! `folders`, `temporary_bytes` and `isolation`.
+//! `folders`, `temporary_bytes`, `isolation` and `[devices]`.
+
+use std::collections::BTreeMap;
 
 use crate::needs::parse_secret_use;
-use crate::v1::{Needs, SecretUse, Variable};
+use crate::v1::{DeviceCount, Needs, SecretUse, Variable};
 
 /// Reads the needs of a manifest. An error says what is wrong with the manifest.
 pub(super) fn read(
@@ -11,6 +13,7 @@ pub(super) fn read(
     folders: Vec<String>,
     temporary_bytes: Option<u64>,
     isolation: Option<String>,
+    devices: BTreeMap<String, u32>,
 ) -> Result<Needs, String> {
     let needs = Needs {
         variables: environment.into_iter().flatten().map(variable).collect::<Result<_, _>>()?,
@@ -18,6 +21,7 @@ pub(super) fn read(
         folders,
         temporary_bytes: temporary_bytes.unwrap_or_default(),
         isolation: isolation.unwrap_or_default(),
+        devices: devices.into_iter().map(|(kind, count)| DeviceCount { kind, count }).collect(),
     };
     needs.check().map_err(|error| format!("is not valid: {}", error.message))?;
     Ok(needs)
@@ -80,6 +84,19 @@ mod tests {
             ("DB_KEY", "db-key")
         );
         assert!(Manifest::parse(HEAD).unwrap().needs.is_empty());
+    }
+
+    #[test]
+    fn manifest_names_devices() {
+        let needs = Manifest::parse(&format!("{HEAD}[devices]\ncuda = 2\nfpga = 1")).unwrap().needs;
+        let devices: Vec<_> = needs.devices.iter().map(|one| (one.kind.as_str(), one.count)).collect();
+        assert_eq!(devices, [("cuda", 2), ("fpga", 1)]);
+        assert!(message("[devices]\ncuda = 0").contains("0 devices of the kind cuda"));
+        assert!(message("[devices]\n'../x' = 1").contains("../x"));
+        assert!(message("image = 'a/b'\n[devices]\ncuda = 1").contains("devices"));
+        let other =
+            "name = 'p'\nlibrary = 'p.js'\nkind = 'nodejs'\n[[function]]\nname = 'f'\n[devices]\ncuda = 1";
+        assert!(Manifest::parse(other).unwrap_err().message.contains("the kind nodejs"));
     }
 
     #[test]

@@ -265,6 +265,13 @@ impl Allocation {
         self
     }
 
+    /// Requires this many devices of a kind that operators of nodes have named, as `cuda`, in place of the number in the
+    /// package's manifest. They belong to the lease alone until it ends. `gpu` means `cuda` or else `rocm`.
+    pub fn devices(mut self, kind: impl Into<String>, count: u32) -> Allocation {
+        self.needs.devices.push(v1::DeviceCount { kind: kind.into(), count });
+        self
+    }
+
     /// Sets the size of the temporary files of each worker process (`/tmp`), in bytes. They are part of its memory. The
     /// default is 64 MiB, or the lease's memory if that is less.
     pub fn temporary_bytes(mut self, bytes: u64) -> Allocation {
@@ -408,10 +415,12 @@ mod tests {
             .secret("K", "key")
             .folder("data")
             .temporary_bytes(1 << 20)
+            .devices("cuda", 2)
             .isolation("process");
         let needs = needy.request().needs.unwrap();
         assert_eq!((needs.variables.len(), needs.secrets.len(), needs.folders.len()), (0, 1, 1));
         assert_eq!(needs.isolation, "process");
+        assert_eq!((needs.devices[0].kind.as_str(), needs.devices[0].count), ("cuda", 2));
         assert!(needy.variables().len() == 1 && !format!("{needy:?}").contains("hidden"));
         let more = allocation.grown_by(2).request();
         assert_eq!((more.cores, more.memory_bytes), (2, 200));

@@ -256,7 +256,15 @@ impl LeaseAcquisition<'_> {
 /// Checks that the manager has granted what functions need beside cores and memory: one of an earlier version ignores it.
 fn check_needs_are_granted(request: &v1::LeaseRequest, grants: &[v1::LeaseGrant]) -> Result<(), Error> {
     let has_needs = |grant: &v1::LeaseGrant| grant.lease.as_ref().is_some_and(|lease| lease.needs.is_some());
-    if request.needs.is_none() || grants.iter().all(has_needs) {
+    let Some(needs) = &request.needs else { return Ok(()) };
+    let has_devices = |grant: &v1::LeaseGrant| {
+        let granted = grant.lease.as_ref().and_then(|lease| lease.needs.as_ref());
+        granted.is_some_and(|granted| granted.devices.len() >= needs.devices.len())
+    };
+    if !needs.devices.is_empty() && !grants.iter().all(has_devices) {
+        version::check_messages("the manager", 0, "devices of a lease", version::DEVICES)?;
+    }
+    if grants.iter().all(has_needs) {
         return Ok(());
     }
     let what = "secrets, folders and temporary space of a lease";

@@ -24,8 +24,12 @@ pub(super) fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
     decode("a package's manifest", &bytes)
 }
 
-/// Limits the process's allocations to the lease's memory without the copies of its client's buffers.
+/// Limits the process's allocations to the lease's memory without the copies of its client's buffers, unless its control group
+/// alone does.
 pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result<(), Error> {
+    if setup.uncounted_addresses {
+        return Ok(());
+    }
     let stacks = STACK_BYTES.saturating_mul(setup.cores.len() as u64);
     let own = OWN_MEMORY_BYTES.saturating_add(stacks);
     let own = own.saturating_add(inherited_bytes());

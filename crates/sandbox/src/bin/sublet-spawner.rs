@@ -1,5 +1,5 @@
 //! The process that makes sandboxes. An agent starts it with a folder, paths of the host that sandboxes see beside its
-//! libraries, and a socket as standard input. With `--weak` first it makes
+//! libraries, places of what belongs to devices, and a socket as standard input. With `--weak` first it makes
 //! sandboxes of weak isolation. With `--look FOLDER` it prints how strong sandboxes are here instead.
 
 use std::ffi::{OsStr, OsString};
@@ -27,5 +27,6 @@ fn main() -> ExitCode {
 }
 
 fn run(folder: &OsStr, shown: &[OsString], walls: Walls) {
-    spawner::run(folder.as_ref(), &shown.iter().map(Into::into).collect::<Vec<_>>(), walls);
+    let (shown, places) = spawner::shown_and_places(shown);
+    spawner::run(folder.as_ref(), (&shown, &places), walls);
 }

@@ -181,6 +181,7 @@ pub(super) fn pass_on(
     // Both have the same.
     plan.mounts.clear();
     plan.folders.iter_mut().for_each(|folder| folder.mount = None);
+    plan.device_mounts.iter_mut().for_each(|one| one.mount = None);
     plan.send(program).map_err(|error| (CreationStep::Plan, error))?;
     match SandboxReport::receive(program, RecvFlags::empty()) {
         Ok(Some((SandboxReport::Made, _))) => Ok(()),

@@ -1,6 +1,6 @@
 //! Tells a process that was made ahead of time what it becomes.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, NulError, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,7 +10,9 @@ use rustix::process::Pid;
 use sublet_proto::v1::{PlannedFolder, SandboxPlan, WeakPlan};
 
 use super::{MountPoint, OutputTarget, PROGRAM};
-use crate::{Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
+use crate::{
+    DeviceMount, Devices, FolderAccess, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire,
+};
 
 /// Variable by which a copy of a Python finds its environment, which has no place of its own.
 const ENVIRONMENT_VARIABLE: &str = "SUBLET_ENVIRONMENT";
@@ -26,6 +28,8 @@ pub(crate) struct CreationPlan {
     pub(super) image: Option<LayerMounts>,
     /// Folders that are lent to the sandbox.
     pub(super) folders: Vec<FolderMount>,
+    /// Nodes and files of the sandbox's own devices.
+    pub(super) device_mounts: Vec<PlacedMount>,
     /// Path of the program in the sandbox.
     pub(super) program: CString,
     pub(super) args: Vec<CString>,
@@ -67,6 +71,14 @@ pub(crate) struct FolderMount {
     pub(super) mount: Option<OwnedFd>,
 }
 
+/// Something of a device, at a place that the common root has for it.
+pub(crate) struct PlacedMount {
+    /// Place in the common root, without the first slash.
+    pub(super) place: CString,
+    /// Detached mount; none in a process that shares the mounts of the first.
+    pub(super) mount: Option<OwnedFd>,
+}
+
 /// The layers of an image as detached mounts, the lowest first, and where in it the program begins.
 pub(crate) struct LayerMounts {
     pub(super) layers: Vec<OwnedFd>,
@@ -81,7 +93,7 @@ impl CreationPlan {
         SandboxId(id): SandboxId,
         spec: Spec,
         mounts: Vec<(MountPoint, OwnedFd)>,
-        (layers, folders): (Vec<OwnedFd>, Vec<OwnedFd>),
+        (layers, folders, device_mounts): (Vec<OwnedFd>, Vec<OwnedFd>, Vec<OwnedFd>),
         kept: &[CString],
     ) -> io::Result<CreationPlan> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
@@ -107,10 +119,16 @@ impl CreationPlan {
             access: folder.access,
             mount: Some(mount),
         });
+        let placed = |(of_spec, mount): (DeviceMount, OwnedFd)| {
+            let place = of_spec.place.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
+            Ok::<_, io::Error>(PlacedMount { place: text(place)?, mount: Some(mount) })
+        };
+        let device_mounts = spec.device_mounts.into_iter().zip(device_mounts).map(placed);
         Ok(CreationPlan {
             mounts,
             image,
             folders: folders.collect(),
+            device_mounts: device_mounts.collect::<Result<_, _>>()?,
             program,
             args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
             env: env.collect::<Result<_, _>>()?,
@@ -145,7 +163,7 @@ impl CreationPlan {
         let mut spec = spec;
         let own = environment.map(|folder| (OsString::from(ENVIRONMENT_VARIABLE), folder.into_os_string()));
         spec.env.extend(own);
-        let plan = CreationPlan::new(id, spec, Vec::new(), (Vec::new(), Vec::new()), &[])?;
+        let plan = CreationPlan::new(id, spec, Vec::new(), (Vec::new(), Vec::new(), Vec::new()), &[])?;
         let weak = Some(WeakWalls { readable: readable.to_vec(), memory_bytes });
         Ok(CreationPlan { program, weak, ..plan })
     }
@@ -191,6 +209,7 @@ impl CreationPlan {
                     writable: folder.access == FolderAccess::Write,
                 })
                 .collect(),
+            device_mounts: self.device_mounts.iter().map(|one| bytes_of(&one.place)).collect(),
             devices: wire::encode_devices(self.devices),
             id: self.id,
             weak: self.weak.as_ref().map(|weak| WeakPlan {
@@ -207,6 +226,8 @@ impl CreationPlan {
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
         let folders = self.folders.iter().filter_map(|folder| folder.mount.as_ref()).map(AsFd::as_fd);
+        let devices = self.device_mounts.iter().filter_map(|one| one.mount.as_ref()).map(AsFd::as_fd);
+        let folders = folders.chain(devices);
         let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(OutputTarget::as_fd));
         debug_assert_eq!(
             message.layers == 0,
@@ -236,9 +257,9 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
     let places = message.places.into_iter().map(MountPoint::of_number).collect::<Option<Vec<_>>>();
     let layers = message.layers as usize;
     let places = places.ok_or(io::ErrorKind::InvalidData)?;
-    let folder_mounts = fds.len().checked_sub(places.len() + layers).ok_or(io::ErrorKind::InvalidData)?;
+    let own_mounts = fds.len().checked_sub(places.len() + layers).ok_or(io::ErrorKind::InvalidData)?;
     // A process that shares the mounts of the first gets none.
-    if folder_mounts != 0 && folder_mounts != message.folders.len() {
+    if own_mounts != 0 && own_mounts != message.folders.len() + message.device_mounts.len() {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut folder_mounts = fds.split_off(places.len() + layers).into_iter();
@@ -248,6 +269,10 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
         mount: folder_mounts.next(),
     });
     let folders = folders.collect();
+    let device_mounts = message.device_mounts.into_iter().map(|place| {
+        Ok::<_, NulError>(PlacedMount { place: CString::new(place)?, mount: folder_mounts.next() })
+    });
+    let device_mounts = device_mounts.collect::<Result<Vec<_>, _>>()?;
     let layers = fds.split_off(places.len());
     let working_folder = CString::new(message.working_folder)?;
     let runtime = Some(message.runtime).filter(|path| !path.is_empty()).map(CString::new).transpose()?;
@@ -256,6 +281,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
         mounts: places.into_iter().zip(fds).collect(),
         image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder, runtime }),
         folders,
+        device_mounts,
         program: CString::new(message.program)?,
         args: text(message.args)?,
         env: text(message.env)?,

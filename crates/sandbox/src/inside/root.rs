@@ -61,7 +61,7 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
     let kept: Vec<_> = plan.kept.iter().map(copy).collect::<io::Result<_>>()?;
     let flags = match plan.devices {
         Devices::None | Devices::Faults => MountFlags::NOEXEC,
-        Devices::Drivers | Devices::Gpu => MountFlags::empty(),
+        Devices::Drivers | Devices::Gpu | Devices::Own => MountFlags::empty(),
     };
     mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files(plan), "1777", flags)?;
     mount_shared(plan)?;
@@ -77,7 +77,12 @@ pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
 /// Adds to a root that [`enter`] has made for a process on standby what only its program has: mounts over those that are
 /// there, and the sizes of its own files.
 pub(super) fn complete(plan: &CreationPlan) -> io::Result<()> {
-    debug_assert!(plan.folders.is_empty(), "a program that was on standby has lent folders");
+    debug_assert!(
+        plan.folders.is_empty() && plan.device_mounts.is_empty(),
+        "a program that was on standby has {} lent folders and {} mounts of devices",
+        plan.folders.len(),
+        plan.device_mounts.len()
+    );
     mount_given(plan)?;
     resize(SCRATCH_POINT, plan.scratch_bytes, own_files(plan))?;
     resize_shared(plan)
@@ -91,6 +96,10 @@ pub(super) fn resize_shared(plan: &CreationPlan) -> io::Result<()> {
 fn mount_given(plan: &CreationPlan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
         move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    }
+    for one in &plan.device_mounts {
+        let mount = one.mount.as_ref().ok_or(io::ErrorKind::InvalidData)?;
+        attach(mount, Path::new(OsStr::from_bytes(one.place.to_bytes())))?;
     }
     Ok(())
 }

@@ -67,7 +67,7 @@ impl Filters {
         system::filter_calls(match (network, devices) {
             // This filter allows everything that a GPU or swapping needs as well.
             (NetworkAccess::Host, _) => &self.host_network,
-            (NetworkAccess::None, Devices::Gpu) => &self.gpu,
+            (NetworkAccess::None, Devices::Gpu | Devices::Own) => &self.gpu,
             (NetworkAccess::None, Devices::Faults) => &self.faults,
             (NetworkAccess::None, Devices::None | Devices::Drivers) => &self.without_network,
         })
@@ -236,7 +236,7 @@ fn rules(network: NetworkAccess, devices: Devices) -> Rules {
 
 /// Returns the verdict on ioctls. Libraries of RDMA devices and GPUs use a different set of requests for each device.
 fn asking(network: NetworkAccess, devices: Devices) -> CallVerdict {
-    if network == NetworkAccess::Host || devices == Devices::Gpu {
+    if network == NetworkAccess::Host || matches!(devices, Devices::Gpu | Devices::Own) {
         return CallVerdict::Allow;
     }
     let faults: &[u32] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
@@ -338,6 +338,7 @@ mod tests {
         for (network, devices) in [
             (NetworkAccess::None, Devices::None),
             (NetworkAccess::None, Devices::Gpu),
+            (NetworkAccess::None, Devices::Own),
             (NetworkAccess::None, Devices::Faults),
             (NetworkAccess::Host, Devices::None),
         ] {

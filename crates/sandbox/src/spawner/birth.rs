@@ -37,6 +37,7 @@ pub(super) fn begin(
     let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;
     let folders = root::folders_of(&spec)?;
+    let device_mounts = root::device_mounts_of(&spec)?;
     let mut sandbox = match &spec.kind {
         IsolationKind::Template(template) => workshop.copy(template, (&spec, stock))?,
         kind => {
@@ -64,7 +65,7 @@ pub(super) fn begin(
     sandbox.keep(view);
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
     let kept = &workshop.means.root.own()?.kept;
-    let plan = CreationPlan::new(id, spec, mounts, (layers, folders), kept)
+    let plan = CreationPlan::new(id, spec, mounts, (layers, folders, device_mounts), kept)
         .map_err(failed("reading a specification"))?;
     tell(plan, sandbox)
 }

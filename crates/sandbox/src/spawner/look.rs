@@ -45,7 +45,7 @@ pub(super) fn inside() -> i32 {
 /// All walls of sandboxes that this process makes.
 pub(super) fn findings(folder: &Path) -> Vec<Finding> {
     let is_privileged = users::is_privileged();
-    let workshop = match Workshop::open(folder, &[], Walls::Full) {
+    let workshop = match Workshop::open(folder, (&[], &[]), Walls::Full) {
         Ok(workshop) => workshop,
         Err(error) => {
             let none = Finding::new("sandboxes", Strength::Missing, none(&error));
@@ -151,6 +151,7 @@ fn run_inside(mut table: SandboxTable) -> Result<ProgramEnd, SandboxError> {
         env: Vec::new(),
         has_own_variables: false,
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         folder: None,
         control,
         log: None,

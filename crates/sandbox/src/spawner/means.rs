@@ -13,7 +13,7 @@ use super::users::UserRange;
 use super::view::Views;
 use super::weak::WeakRoot;
 use crate::inside::seccomp::Filters;
-use crate::{SandboxError, Walls};
+use crate::{DevicePlace, SandboxError, Walls};
 
 /// Operation that fails on kernels that are too old.
 const NO_MOUNT_CALLS: &str = "mounting the root of sandboxes (by mount_setattr, which Linux has from 5.12 on, and this machine has not)";
@@ -45,7 +45,11 @@ pub(super) struct OwnRoot {
 
 impl SpawnMeans {
     /// Opens the means of a spawner with these walls, before anything else uses this process.
-    pub(super) fn open(folder: &Path, shown: &[PathBuf], walls: Walls) -> Result<SpawnMeans, SandboxError> {
+    pub(super) fn open(
+        folder: &Path,
+        (shown, places): (&[PathBuf], &[DevicePlace]),
+        walls: Walls,
+    ) -> Result<SpawnMeans, SandboxError> {
         let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
         // Sandboxes are other users, and have to read the files that this process makes.
         rustix::process::umask(UMASK);
@@ -55,7 +59,7 @@ impl SpawnMeans {
         let (users, root) = match walls {
             Walls::Full => {
                 let users = UserRange::enter().map_err(failed("entering a user namespace"))?;
-                let root = OwnRoot::mount(folder, &shown, &users).map_err(|error| {
+                let root = OwnRoot::mount(folder, (&shown, places), &users).map_err(|error| {
                     let is_missing = error.raw_os_error() == Some(libc::ENOSYS);
                     let what = "mounting the root of sandboxes";
                     SandboxError::system(if is_missing { NO_MOUNT_CALLS } else { what }, error)
@@ -90,11 +94,15 @@ impl SandboxRoot {
 }
 
 impl OwnRoot {
-    fn mount(folder: &Path, shown: &[PathBuf], users: &UserRange) -> std::io::Result<OwnRoot> {
+    fn mount(
+        folder: &Path,
+        (shown, places): (&[PathBuf], &[DevicePlace]),
+        users: &UserRange,
+    ) -> std::io::Result<OwnRoot> {
         root::unshare_mounts()?;
         let views = Views::open(folder)?;
         let mut opened = OpenedFiles::open(folder, users.are_own())?;
-        root::mount_common(folder, shown, &views, &mut opened)?;
+        root::mount_common(folder, (shown, places), &views, &mut opened)?;
         Ok(OwnRoot { views, opened, kept: root::beneath_scratch(shown) })
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
@@ -23,8 +23,8 @@ use crate::inside::{
 };
 use crate::system::{self, restrict_mount};
 use crate::{
-    Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, RootImage, SCRATCH, SandboxError, Spec,
-    Template, USER,
+    DeviceMount, DevicePlace, Devices, FolderAccess, IsolationKind, LentFolder, NetworkAccess, RootImage,
+    SCRATCH, SandboxError, Spec, Template, USER,
 };
 
 /// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
@@ -64,7 +64,7 @@ pub(super) fn unshare_mounts() -> io::Result<()> {
 /// Mounts the common root of all sandboxes over the folder, with these paths of the host in it, and makes it the working directory.
 pub(super) fn mount_common(
     folder: &Path,
-    shown: &[PathBuf],
+    (shown, places): (&[PathBuf], &[DevicePlace]),
     views: &Views,
     opened: &mut OpenedFiles,
 ) -> io::Result<()> {
@@ -95,8 +95,24 @@ pub(super) fn mount_common(
         }
     }
     symlink("/proc/self/fd", "dev/fd")?;
+    places.iter().try_for_each(make_place)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount_remount(".", flags, "")?)
+}
+
+/// Makes an empty file or folder in the common root, unless something is there.
+fn make_place(place: &DevicePlace) -> io::Result<()> {
+    let (DevicePlace::File(path) | DevicePlace::Folder(path)) = place;
+    let inside = path.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
+    if fs::symlink_metadata(inside).is_ok() {
+        return Ok(());
+    }
+    inside.parent().map_or(Ok(()), fs::create_dir_all)?;
+    match place {
+        // Nobody may open it: only what is mounted there.
+        DevicePlace::File(_) => File::options().write(true).create_new(true).mode(0).open(inside).map(drop),
+        DevicePlace::Folder(_) => fs::create_dir(inside),
+    }
 }
 
 /// Writes the list of users: the sandbox's own, and `nobody`, the owner of every file that is not the sandbox's.
@@ -162,6 +178,11 @@ pub(super) fn mounts_of(spec: &Spec, opened: &mut OpenedFiles) -> io::Result<Vec
         let [system, ..] = SYSTEM_FOLDERS;
         show_to(&mut mounts, &[system], 0)?;
     }
+    if spec.devices == Devices::Own && spec.network == NetworkAccess::None {
+        // Drivers look for their devices there.
+        let [system, ..] = SYSTEM_FOLDERS;
+        show_to(&mut mounts, &[system], 0)?;
+    }
     Ok(mounts)
 }
 
@@ -194,6 +215,22 @@ pub(super) fn folders_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
         mount.map_err(|error| SandboxError::system(what(), error))
     };
     spec.lent_folders.iter().map(one).collect()
+}
+
+/// The nodes and files of a sandbox's own devices, in the order of the specification.
+pub(super) fn device_mounts_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
+    let one = |mount: &DeviceMount| {
+        let what = || format!("showing a sandbox {} of a device", mount.source.display());
+        let attributes =
+            if is_node(&mount.source) { libc::MOUNT_ATTR_NOEXEC } else { libc::MOUNT_ATTR_NODEV };
+        detached(&mount.source, attributes).map_err(|error| SandboxError::system(what(), error))
+    };
+    spec.device_mounts.iter().map(one).collect()
+}
+
+/// Whether a path is that of a device node, which is nothing to execute.
+fn is_node(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device())
 }
 
 /// The folder of an environment, as sandboxes and templates are shown it.

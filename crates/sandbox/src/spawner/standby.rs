@@ -309,7 +309,7 @@ impl StandbyProcess {
         let env = terms.env.clone();
         let spec = spec(template, env, limits).map_err(failed)?;
         // The sandbox gets its id with its program.
-        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (layers, Vec::new()), &own.kept);
+        let plan = CreationPlan::new(SandboxId(0), spec, mounts, (layers, Vec::new(), Vec::new()), &own.kept);
         plan.and_then(|plan| plan.on_standby().send(sandbox.link())).map_err(failed)?;
         let (begun, has_imported, waiting_since) = (Instant::now(), false, None);
         Ok(StandbyProcess {
@@ -435,6 +435,7 @@ fn spec(template: Template, env: Vec<(OsString, OsString)>, limits: SandboxLimit
         has_own_variables: false,
         folder: None,
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         control: OwnedFd::from(nothing),
         log: None,
         network: NetworkAccess::None,

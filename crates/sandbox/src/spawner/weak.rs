@@ -44,7 +44,7 @@ impl WeakRoot {
         if !spec.lent_folders.is_empty() {
             return Err(WeakRoot::refusal("a lent folder"));
         }
-        if matches!(spec.devices, Devices::Drivers | Devices::Gpu) {
+        if matches!(spec.devices, Devices::Drivers | Devices::Gpu | Devices::Own) {
             return Err(WeakRoot::refusal("a device"));
         }
         Ok(())

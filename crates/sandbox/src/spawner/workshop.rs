@@ -13,7 +13,7 @@ use super::means::SpawnMeans;
 use super::sandbox::Sandbox;
 use super::templates::{Stock, Templates};
 use super::users::READY;
-use crate::{NetworkAccess, SandboxError, SandboxStatus, Spec, Template, Walls};
+use crate::{DevicePlace, NetworkAccess, SandboxError, SandboxStatus, Spec, Template, Walls};
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -30,7 +30,11 @@ pub(super) struct Workshop {
 
 impl Workshop {
     /// The state of a spawner with these walls; see [`super::run`].
-    pub(super) fn open(folder: &Path, shown: &[PathBuf], walls: Walls) -> Result<Workshop, SandboxError> {
+    pub(super) fn open(
+        folder: &Path,
+        shown: (&[PathBuf], &[DevicePlace]),
+        walls: Walls,
+    ) -> Result<Workshop, SandboxError> {
         let means = SpawnMeans::open(folder, shown, walls)?;
         let (ready, templates) = (Vec::new(), Templates::default());
         Ok(Workshop { ready, templates, means, has_used_stock: false })

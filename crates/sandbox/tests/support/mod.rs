@@ -189,6 +189,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
     let (outside, inside) = UnixStream::pair().unwrap();
     let spec = Spec {
         lent_folders: Vec::new(),
+        device_mounts: Vec::new(),
         kind: IsolationKind::Process,
         program: SandboxProgram::Outside(program().to_owned()),
         args: words.iter().map(Into::into).collect(),

@@ -113,6 +113,7 @@ impl ImageInterpreters {
             has_own_variables: false,
             folder: None,
             lent_folders: Vec::new(),
+            device_mounts: Vec::new(),
             control: control.into(),
             log: Some(log.try_clone().map_err(|error| failed(&error))?.into()),
             network: NetworkAccess::None,

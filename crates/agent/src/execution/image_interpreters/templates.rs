@@ -84,6 +84,7 @@ mod tests {
             has_own_variables: false,
             folder: None,
             lent_folders: Vec::new(),
+            device_mounts: Vec::new(),
             control: File::open("/dev/null").unwrap().into(),
             log: None,
             network: NetworkAccess::None,

@@ -54,6 +54,7 @@ impl BuilderProcess {
         let (socket, inside) = PacketSocket::pair()?;
         let spec = Spec {
             lent_folders: Vec::new(),
+            device_mounts: Vec::new(),
             kind: sublet_sandbox::IsolationKind::Process,
             program: SandboxProgram::Outside(program.to_owned()),
             args: vec![kind.name().into(), what],

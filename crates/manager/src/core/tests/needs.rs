@@ -1,6 +1,6 @@
 //! Folders, temporary space and isolations: requests are placed only on nodes that lend them.
 
-use sublet_proto::v1::{LentFolder, Needs, SecretUse};
+use sublet_proto::v1::{DeviceCount, LentDevices, LentFolder, Needs, SecretUse};
 use sublet_proto::version;
 
 use super::*;
@@ -142,4 +142,70 @@ fn needs_are_those_of_the_ticket_after_a_restart() {
     after.register(lending("both", 2, &["data", "work"], 1 << 20), 3, vec![brought]).unwrap();
     let needs = &after.core.lease(leases[0]).unwrap().needs;
     assert_eq!((needs.folders.as_slice(), needs.temporary_bytes), (&["work".to_owned()][..], 1 << 20));
+}
+
+fn with_devices(name: &str, cores: u32, kind: &str, names: &[&str]) -> NodeDescription {
+    let names = names.iter().map(ToString::to_string).collect();
+    let lent_devices = vec![LentDevices { kind: kind.into(), names }];
+    NodeDescription { lent_devices, messages: version::DEVICES, ..node(name, cores) }
+}
+
+fn wanting(cores: u32, kind: &str, count: u32) -> LeaseRequest {
+    let devices = vec![DeviceCount { kind: kind.into(), count }];
+    LeaseRequest { needs: Some(Needs { devices, ..Needs::default() }), ..asked(cores) }
+}
+
+#[test]
+fn devices_are_counted_on_their_node_until_the_lease_ends() {
+    let mut fixture = CoreFixture::new();
+    fixture.register(node("plain", 8), 1, Vec::new()).unwrap();
+    fixture.register(with_devices("a", 4, "rocm", &["0", "1"]), 2, Vec::new()).unwrap();
+    let leases = fixture.grant(&wanting(1, "gpu", 1));
+    let lease = fixture.core.lease(leases[0]).unwrap();
+    assert_eq!(
+        lease.needs.devices,
+        [DeviceCount { kind: "rocm".into(), count: 1 }],
+        "as the node calls them"
+    );
+    let node = fixture.core.node(lease.node).unwrap();
+    assert_eq!((&*node.name, fixture.core.info(node).devices_leased[0].count), ("a", 1));
+    let busy = fixture.refusal(&wanting(1, "rocm", 2));
+    assert_eq!(busy.code, Code::NoCapacity);
+    assert!(busy.message.contains("1 of 2 are free"), "{busy}");
+    for (wrong, named) in [
+        (wanting(1, "rocm", 3), "no node lends 3 devices of the kind \"rocm\""),
+        (wanting(1, "tpu", 1), "no node lends a device of the kind \"tpu\""),
+        (wanting(5, "rocm", 1), "which have 4 cores"),
+    ] {
+        let refused = fixture.refusal(&wrong);
+        assert_eq!(refused.code, Code::InsufficientResources, "{refused}");
+        assert!(refused.message.contains(named), "{refused}");
+    }
+    fixture.grant(&wanting(1, "rocm", 1));
+    assert_eq!(fixture.refusal(&wanting(1, "gpu", 1)).code, Code::NoCapacity);
+    assert_eq!(fixture.grant(&asked(1)).len(), 1, "cores without devices are free");
+}
+
+#[test]
+fn request_that_waits_for_a_device_bars_no_other() {
+    let mut fixture = CoreFixture::new();
+    fixture.register(node("plain", 400), 1, Vec::new()).unwrap();
+    fixture.register(with_devices("a", 1, "rocm", &["0"]), 2, Vec::new()).unwrap();
+    fixture.grant(&wanting(1, "rocm", 1));
+    let waiting = LeaseRequest { wait_ms: 600_000, ..wanting(1, "rocm", 1) };
+    assert!(fixture.request_of("waits", &waiting).is_empty());
+    for _ in 0..2 * MAX_OVERTAKES {
+        assert_eq!(fixture.grant(&asked(1)).len(), 1);
+    }
+    let brief = LeaseRequest { wait_ms: 500, ..wanting(1, "rocm", 1) };
+    assert!(fixture.request_of("brief", &brief).is_empty());
+    let ended = fixture.ticks(1);
+    let message = ended.into_iter().find_map(|action| match action {
+        CoreAction::Refused { error, .. } => Some(error.message),
+        _ => None,
+    });
+    assert_eq!(
+        message.unwrap(),
+        "1 cores with 1 devices of the kind \"rocm\" did not become free within 500 ms"
+    );
 }
