@@ -1,6 +1,7 @@
 //! Describes what the node has, and assigns it: cores, memory, neighbours and the state folder.
 
 pub(crate) mod capacity;
+pub(crate) mod flash;
 pub(crate) mod neighbours;
 pub(crate) mod numa;
 pub(crate) mod resources;

@@ -37,8 +37,13 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             ));
         }
     }
-    if node.cores == 0 && node.shared_places == 0 {
-        return invalid(format!("node {name} has no cores to lend"));
+    let lends_flash = node.pool == Pool::Flash.name();
+    match node.cores == 0 && node.shared_places == 0 {
+        true if !lends_flash => return invalid(format!("node {name} has no cores to lend")),
+        false if lends_flash => {
+            return invalid(format!("node {name} lends flash, and a node of flash lends no cores"));
+        }
+        _ => {}
     }
     for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
         if value.is_empty() {
