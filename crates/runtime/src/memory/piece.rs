@@ -93,7 +93,10 @@ impl MemoryPiece {
     pub(super) fn mapped(&self) -> Result<BorrowedFd<'_>, Error> {
         self.file().ok_or_else(|| {
             let (segment, node) = (&self.segment, &self.node);
-            let message = format!("segment {segment} is on node {node}, which is another machine");
+            let message = match self.is_stored {
+                true => format!("segment {segment} is on a disk of node {node}: its bytes are not mapped"),
+                false => format!("segment {segment} is on node {node}, which is another machine"),
+            };
             Error::new(Code::FabricUnavailable, message)
         })
     }

@@ -191,7 +191,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_POOL",
             flag: "pool",
             value: "POOL",
-            help: "Pool of this node: compute, memory or balanced",
+            help: "Pool of this node: compute, memory or balanced; flash, if it lends a disk",
             otherwise: Otherwise::Means("balanced, or by its manager's pools.balanced"),
             shown: Visibility::Openly,
         },
