@@ -95,7 +95,7 @@ fn flash_returns_what_was_written_after_random_operations() {
 }
 
 #[test]
-fn bytes_of_an_ended_lease_are_not_readable_by_the_next() {
+fn next_lease_cannot_read_bytes_of_an_ended_one() {
     let (cluster, _folder) = flash("4MiB");
     let plan = || plan().initial_bytes(4 * MIB).limit_bytes(4 * MIB);
     let first = begin(&cluster.invoker(), plan(), 4 * MIB).unwrap();
@@ -173,7 +173,7 @@ fn flash_is_lent_on_request_only_and_within_its_quota() {
 }
 
 #[test]
-fn settings_of_flash_that_contradict_each_other_are_refused_by_name() {
+fn contradicting_settings_of_flash_are_refused_by_name() {
     let refused = |arguments: &[&str], named: &str| {
         let mut command = sublet();
         command.args(["agent", "--print-config", "--listen", "127.0.0.1:0"]).args(arguments);

@@ -41,8 +41,8 @@ pub(crate) struct AttachedLease {
     pub(crate) network_transport: Option<NetworkTransport>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
-    /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it. Of a
-    /// segment on a disk, a page without use.
+    /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it. A
+    /// segment on a disk has a page here that no process uses.
     pub(crate) inbox: Region,
     /// The bytes of a segment on a disk.
     pub(crate) flash: Option<Arc<FlashFile>>,

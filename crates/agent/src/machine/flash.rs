@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_the_disk_ends_the_lease_and_all_later_accesses() {
+    fn disk_error_ends_the_lease_and_all_later_accesses() {
         let (file, end, _folder) = file(1 << 16);
         file.write(0, &[7; 100]).unwrap();
         // A disk that has lost the blocks: the read is too short.
