@@ -194,8 +194,8 @@ class Client:
             line: Size of a cache line, a power of two. The default is 4 KiB.
             near: Names of preferred nodes, in this order.
             fabric: `"shm"`, `"tcp"` or `"tcp+tls"`. The default is shared memory on this machine, and TCP elsewhere.
-            pool: Use only nodes of this pool: `"compute"`, `"memory"` or `"balanced"`. By default the memory pool is
-                preferred.
+            pool: Use only nodes of this pool: `"compute"`, `"memory"`, `"balanced"` or `"flash"`. By default the memory
+                pool is preferred. In the flash pool the bytes are on disks: read and written over TCP, and not mapped.
         """
         _process.check()
         sizes = {"initial": initial, "increment": increment, "limit": limit, "cache": cache, "line": line}

@@ -159,7 +159,7 @@ impl ByHand {
         let connect = Connect {
             results_bytes: ResultsLayout::new(1).len_bytes(),
             start_positions: vec![0],
-            results: Some(RegionKey { key: 1 << 20, base: 0 }),
+            results: Some(RegionKey { key: 1 << 20, base: 0, stored: false }),
             ..Connect::default()
         };
         match self.ask(client_to_worker::Body::Connect(connect)) {
@@ -241,7 +241,7 @@ fn a_lease_starts_another_worker_when_a_connection_ends() {
     let connect = Connect {
         results_bytes: ResultsLayout::new(1).len_bytes(),
         start_positions: vec![0],
-        results: Some(RegionKey { key: 1 << 20, base: 0 }),
+        results: Some(RegionKey { key: 1 << 20, base: 0, stored: false }),
         ..Connect::default()
     };
     let said = client.ask(client_to_worker::Body::Connect(connect));
@@ -329,7 +329,7 @@ fn copies_have_one_bound_together_and_regions_their_keys() {
     let platform = platform(&[]);
     let client = ByHand::start(&platform);
     let map = |region, len_bytes| {
-        let key = Some(RegionKey { key: 1 << 20 | u64::from(region), base: 0 });
+        let key = Some(RegionKey { key: 1 << 20 | u64::from(region), base: 0, stored: false });
         let map = MapRegion { region, len_bytes, key, ..MapRegion::default() };
         client.ask(client_to_worker::Body::MapRegion(map))
     };

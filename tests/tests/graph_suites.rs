@@ -3,6 +3,7 @@
 mod dags;
 mod device_memory;
 mod far_clients;
+mod flash;
 mod graphs;
 mod plans;
 mod runners;

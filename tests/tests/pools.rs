@@ -198,7 +198,7 @@ fn refused(command: &mut Command, named: &[&str]) {
 
 #[test]
 fn an_unknown_pool_is_refused_with_the_existing_ones() {
-    let there_are = "compute, memory and balanced";
+    let there_are = "compute, memory, balanced and flash";
     let agent = |value: &str| {
         let mut command = sublet();
         command.args(["agent", "--print-config", "--pool", value]);

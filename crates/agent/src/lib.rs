@@ -82,6 +82,7 @@ use crate::listener::ClientAccess;
 use crate::listener::acceptor;
 use crate::listener::network::ListenerState;
 use crate::machine::capacity::{self, Cores};
+use crate::machine::flash::FlashDisk;
 use crate::machine::neighbours::Neighbours;
 use crate::machine::numa::NumaNodes;
 use crate::machine::resources::{FreeResources, ResourcePool};
@@ -101,6 +102,7 @@ pub use crate::listener::command::{command, sandboxes};
 pub use crate::listener::connections::{MAX_UNAUTHENTICATED, UnauthenticatedLimits};
 pub use crate::listener::network::{NetworkOptions, automatic_fabrics};
 pub use crate::machine::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
+pub use crate::machine::flash::FlashOptions;
 
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
@@ -122,6 +124,8 @@ pub struct AgentOptions {
     pub memory_bytes: Option<u64>,
     /// NUMA nodes that the memory of segments is allocated on. By default the kernel chooses.
     pub numa_nodes: Vec<u32>,
+    /// Part of a disk that the agent lends in place of cores and memory, for segments of the flash pool.
+    pub flash: Option<FlashOptions>,
     /// The worker program of native code; those of other kinds of packages stand beside it.
     pub worker: PathBuf,
     /// The program that makes sandboxes.
@@ -288,11 +292,10 @@ fn open_node(
     state: &AgentStateFolder,
     calibration: Calibration,
 ) -> Result<(Node, Option<TcpListener>), Error> {
-    let cores = capacity::cores(options.cores, options.shared)?;
     let shared_places = options.shared.map_or(0, |shared| shared.places);
     let numa = NumaNodes::find(&options.numa_nodes)?;
-    let memory_bytes = capacity::memory_bytes(numa.to_lend(options.memory_bytes)?)?;
-    let memory_bytes = capacity::without_standby(memory_bytes, options.warm.standby_bytes)?;
+    let flash = options.flash.as_ref().map(FlashDisk::open).transpose()?;
+    let (cores, memory_bytes) = lent(options, &numa)?;
     let open =
         |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
     let (listener_state, port) = options.network.as_ref().map(open).transpose()?.unzip();
@@ -321,6 +324,7 @@ fn open_node(
         stopping: Signal::new()?,
         pool: ResourcePool::new(FreeResources::new(cores, memory_bytes, shared_places)?),
         numa,
+        flash,
         execution,
         leases,
         clients: ClientAccess::new(options.clients, options.connections, listener_state),
@@ -328,6 +332,16 @@ fn open_node(
         description,
     };
     Ok((node, port))
+}
+
+/// Cores and bytes that the node lends: those of the disk if it lends one.
+fn lent(options: &AgentOptions, numa: &NumaNodes) -> Result<(Cores, u64), Error> {
+    if let Some(flash) = &options.flash {
+        return Ok((Cores { exclusive: Vec::new(), shared: Vec::new() }, flash.bytes));
+    }
+    let cores = capacity::cores(options.cores, options.shared)?;
+    let memory_bytes = capacity::memory_bytes(numa.to_lend(options.memory_bytes)?)?;
+    Ok((cores, capacity::without_standby(memory_bytes, options.warm.standby_bytes)?))
 }
 
 /// Opens the means of execution, and begins to query the devices of the node.
@@ -342,7 +356,8 @@ fn open_execution(
     let lent_devices = devices::find(&options.lent_devices, &options.cdi_folders)?;
     let walls = (isolations.walls(), devices::places(&lent_devices));
     let sandboxes = Arc::new(maker(options, (&worker, spawner), state, walls)?);
-    let devices = if isolations.is_weak() { Some(&[][..]) } else { options.devices.as_deref() };
+    let has_none = isolations.is_weak() || options.flash.is_some();
+    let devices = if has_none { Some(&[][..]) } else { options.devices.as_deref() };
     let kernels = KernelPackages::new(&worker, devices, sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let store = ImageStore::open(state.path.join("images"))?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod capacity;
 pub(crate) mod devices;
+pub(crate) mod flash;
 pub(crate) mod neighbours;
 pub(crate) mod numa;
 pub(crate) mod resources;

@@ -10,6 +10,7 @@ use sublet_proto::{Error, pu};
 use crate::execution::ExecutionMeans;
 use crate::leases::NodeLeases;
 use crate::listener::ClientAccess;
+use crate::machine::flash::FlashDisk;
 use crate::machine::numa::NumaNodes;
 use crate::machine::resources::ResourcePool;
 use crate::shim::link::ShimLinks;
@@ -31,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) pool: ResourcePool,
     /// NUMA nodes of segments.
     pub(crate) numa: NumaNodes,
+    /// The disk of segments, if the node lends one in place of memory.
+    pub(crate) flash: Option<FlashDisk>,
     pub(crate) execution: ExecutionMeans,
     pub(crate) leases: NodeLeases,
     pub(crate) clients: ClientAccess,

@@ -184,8 +184,9 @@ impl Supervisor<'_> {
     /// Opens the segment to other machines, from the first call on.
     fn served(&mut self) -> Result<&mut RemoteSegment, Error> {
         if self.served.is_none() {
-            let AttachedLease { lease, network_transport, inbox, .. } = &self.held;
-            self.served = Some(RemoteSegment::open(self.node, lease, network_transport.as_ref(), inbox)?);
+            let AttachedLease { lease, network_transport, inbox, flash, .. } = &self.held;
+            let memory = (inbox, flash.as_ref());
+            self.served = Some(RemoteSegment::open(self.node, lease, network_transport.as_ref(), memory)?);
         }
         self.served.as_mut().ok_or_else(|| Error::new(Code::Internal, "a segment that is not served"))
     }
@@ -463,7 +464,7 @@ impl Supervisor<'_> {
 
     fn finish(self, end: EndReason) {
         let Supervisor { mut worker, relay, served, start_cores, held, socket, node, .. } = self;
-        let AttachedLease { lease, meter, reservation, enrolment, inbox, .. } = held;
+        let AttachedLease { lease, meter, reservation, enrolment, inbox, flash, .. } = held;
         let is_dead = worker.as_mut().is_none_or(|worker| end_worker(worker, &lease.id));
         let busy_cores = start_cores.filter(|cores| !cores.call_back(Instant::now() + WORK_END_PATIENCE));
         if let Err(error) = meter.settle() {
@@ -483,6 +484,7 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the memory of a segment is not free yet");
         }
         drop(inbox);
+        flash.iter().for_each(|file| file.release());
         match busy_cores {
             _ if !is_dead => reservation.forfeit(),
             Some(cores) => {

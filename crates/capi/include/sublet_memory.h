@@ -48,8 +48,8 @@ typedef struct sublet_memory_plan {
     const char *near;         /* preferred nodes, in this order: names, separated by commas; NULL: any */
     const char *fabric;       /* fabric for segments: "auto", "shm", "tcp" or "tcp+tls"; NULL: shared memory on this
                                  machine, TCP elsewhere */
-    const char *pool;         /* use only nodes of this pool: "compute", "memory" or "balanced"; NULL: prefer the memory
-                                 pool */
+    const char *pool;         /* use only nodes of this pool: "compute", "memory", "balanced", or "flash", whose bytes are
+                                 on disks: read and written over tcp, and not mapped; NULL: prefer the memory pool */
 } sublet_memory_plan;
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_memory_plan) == 88, "the library is built for 64-bit machines");

@@ -59,7 +59,7 @@ pub use endpoint::Endpoint;
 pub use error::FabricError;
 #[cfg(not(loom))]
 pub use memory::faults;
-pub use memory::{exposed, region, space, stretch, window};
+pub use memory::{exposed, region, space, stored, stretch, window};
 #[cfg(not(loom))]
 pub use provider::Provider;
 pub use queue::{bell, line, ring, slot};

@@ -5,5 +5,6 @@ pub mod exposed;
 pub mod faults;
 pub mod region;
 pub mod space;
+pub mod stored;
 pub mod stretch;
 pub mod window;

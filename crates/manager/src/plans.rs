@@ -135,6 +135,8 @@ fn resources(nodes: &[PlanNode]) -> PoolResources {
                 pools.balanced_lent = pools.balanced_lent.plus(*lent);
                 pools.balanced_leased = pools.balanced_leased.plus(lent.minus(*free));
             }
+            // A plan places nothing on disks.
+            Pool::Flash => {}
         }
     }
     pools

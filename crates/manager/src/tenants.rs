@@ -36,6 +36,7 @@ const NO_QUOTA: Quota = Quota {
     memory_pool_bytes: None,
     balanced_pool_bytes: None,
     swap: None,
+    flash_pool_bytes: None,
 };
 
 /// The tenants of a store.

@@ -37,7 +37,7 @@ pub use model::{
     Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, InstancesFrom, MAX_COMPONENT_CORES,
     MAX_COMPONENTS, MAX_CONDITION_BYTES, MAX_DEVICE_MEMORY_BYTES, MAX_DOCUMENT_BYTES, MAX_EDGES,
     MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MAX_WARM_S, Medium,
-    MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION, Warmth,
+    MemoryNeed, MemoryRights, Problem, Relation, Resources, Role, RunLimits, SwapMedium, VERSION, Warmth,
 };
 
 impl Graph {

@@ -17,11 +17,13 @@ pub enum Pool {
     Memory,
     /// Nodes of cores and memory.
     Balanced,
+    /// Nodes that lend part of a disk, for segments that are requested on one.
+    Flash,
 }
 
 impl Pool {
-    /// Every pool.
-    pub const ALL: [Pool; 3] = [Pool::Compute, Pool::Memory, Pool::Balanced];
+    /// Every pool. The pool of disks is the last one.
+    pub const ALL: [Pool; 4] = [Pool::Compute, Pool::Memory, Pool::Balanced, Pool::Flash];
 
     /// Returns the name under which it is sent and shown.
     pub fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl Pool {
             Pool::Compute => "compute",
             Pool::Memory => "memory",
             Pool::Balanced => "balanced",
+            Pool::Flash => "flash",
         }
     }
 
@@ -48,6 +51,7 @@ impl v1::Quota {
             Pool::Compute => self.compute_pool_bytes,
             Pool::Memory => self.memory_pool_bytes,
             Pool::Balanced => self.balanced_pool_bytes,
+            Pool::Flash => self.flash_pool_bytes,
         }
     }
 
@@ -57,6 +61,7 @@ impl v1::Quota {
             Pool::Compute => &mut self.compute_pool_bytes,
             Pool::Memory => &mut self.memory_pool_bytes,
             Pool::Balanced => &mut self.balanced_pool_bytes,
+            Pool::Flash => &mut self.flash_pool_bytes,
         }
     }
 }
@@ -68,6 +73,7 @@ impl v1::TenantUse {
             Pool::Compute => self.compute_pool_bytes,
             Pool::Memory => self.memory_pool_bytes,
             Pool::Balanced => self.balanced_pool_bytes,
+            Pool::Flash => self.flash_pool_bytes,
         }
     }
 
@@ -77,6 +83,7 @@ impl v1::TenantUse {
             Pool::Compute => &mut self.compute_pool_bytes,
             Pool::Memory => &mut self.memory_pool_bytes,
             Pool::Balanced => &mut self.balanced_pool_bytes,
+            Pool::Flash => &mut self.flash_pool_bytes,
         }
     }
 
@@ -97,7 +104,7 @@ impl FromStr for Pool {
 
     fn from_str(text: &str) -> Result<Pool, Error> {
         Pool::ALL.into_iter().find(|pool| pool.name() == text).ok_or_else(|| {
-            let message = format!("{text:.40?} is no pool: there are compute, memory and balanced");
+            let message = format!("{text:.40?} is no pool: there are compute, memory, balanced and flash");
             Error::new(Code::InvalidArgument, message)
         })
     }

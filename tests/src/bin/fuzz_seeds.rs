@@ -345,7 +345,7 @@ fn from_agent() -> [agent_to_client::Body; 7] {
             ticks_per_ns: 2.5,
             link_secret: vec![1; 32],
             worker_certificate: vec![2; 40],
-            memory: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
+            memory: Some(v1::RegionKey { key: 1 << 20, base: 0, stored: false }),
             joined: false,
             process: 1 << 32 | 1,
             calls: 1,
@@ -377,7 +377,7 @@ fn to_worker() -> [client_to_worker::Body; 3] {
         ToWorker::Connect(v1::Connect {
             results_bytes: 4096,
             start_positions: vec![0, 1 << 40],
-            results: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
+            results: Some(v1::RegionKey { key: 1 << 20, base: 0, stored: false }),
             contacts: vec![vec![1; 40]],
             ..v1::Connect::default()
         }),

@@ -21,6 +21,7 @@ use crate::leases::usage::LeaseMeter;
 use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
 use crate::machine::devices::DeviceReservation;
+use crate::machine::flash::FlashFile;
 use crate::machine::numa::NumaNodes;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
 use crate::machine::sizes::{local_bytes, rings_bytes};
@@ -41,8 +42,11 @@ pub(crate) struct AttachedLease {
     pub(crate) network_transport: Option<NetworkTransport>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
-    /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it.
+    /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it. A
+    /// segment on a disk has a page here that no process uses.
     pub(crate) inbox: Region,
+    /// The bytes of a segment on a disk.
+    pub(crate) flash: Option<Arc<FlashFile>>,
     pub(crate) meter: Arc<LeaseMeter>,
     pub(crate) end: Arc<EndRequest>,
     pub(crate) expires: Instant,
@@ -66,6 +70,7 @@ struct Holdings {
     network_transport: Option<NetworkTransport>,
     confirmation: Option<Confirmation>,
     inbox: Region,
+    flash: Option<Arc<FlashFile>>,
     meter: Arc<LeaseMeter>,
     variables: Vec<Variable>,
     reservation: ResourceReservation,
@@ -78,7 +83,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     let end = Arc::new(EndRequest::new()?);
     let EnrolledLease { enrolment, ticket, expires } =
         node.leases.ledger.enrol(&request.ticket, end.clone())?;
-    let held = match hold(node, &ticket, wanted, request) {
+    let held = match hold(node, &ticket, wanted, (request, &end)) {
         Ok(held) => held,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
@@ -95,6 +100,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
         network_transport,
         confirmation,
         inbox,
+        flash,
         meter,
         variables,
         reservation,
@@ -109,6 +115,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
         network_transport,
         confirmation,
         inbox,
+        flash,
         meter,
         end,
         expires,
@@ -144,7 +151,7 @@ fn hold(
     node: &Node,
     ticket: &Ticket,
     wanted_transport: transport::TransportRequest,
-    request: &Attach,
+    (request, end): (&Attach, &Arc<EndRequest>),
 ) -> Result<Holdings, Error> {
     let program = request.program.as_ref();
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
@@ -157,19 +164,19 @@ fn hold(
     node.execution.standby.cores_are_taken();
     let usage = UsageLayout::new(lease.workers(), lease.functions);
     let meter = Arc::new(LeaseMeter::open((usage, lease.cores_each()), node.calibration)?);
-    let inbox = match lease.is_segment() {
-        true => segment(&node.numa, inbox_bytes)?,
-        false => Region::create("sublet-inbox", inbox_bytes)?,
+    let (inbox, flash) = match (lease.is_segment(), &node.flash) {
+        (true, Some(disk)) => {
+            (Region::create("sublet-flash", PAGE_BYTES)?, Some(disk.allocate(inbox_bytes, end)?))
+        }
+        (true, None) => (segment(&node.numa, inbox_bytes)?, None),
+        (false, _) => (Region::create("sublet-inbox", inbox_bytes)?, None),
     };
     let variables = variables(node, ticket, lease, &request.variables)?;
     let ask = || Confirmation::ask(node.leases.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let network_transport = wanted_transport.network_transport(&lease.id)?;
-    if lease.is_segment()
-        && network_transport.as_ref().is_some_and(|network_transport| network_transport.secret.is_none())
-    {
-        let message = format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id);
-        return Err(Error::new(Code::FabricUnavailable, message));
+    if lease.is_segment() {
+        check_path_to_segment(lease, network_transport.as_ref(), flash.is_some())?;
     }
     if program.is_some() && ticket.provisional {
         let message = format!(
@@ -185,6 +192,7 @@ fn hold(
         network_transport,
         confirmation,
         inbox,
+        flash,
         meter,
         variables,
         reservation,
@@ -198,6 +206,27 @@ fn devices(node: &Node, lease: &Lease) -> Result<DeviceReservation, Error> {
     };
     needs.check()?;
     node.execution.devices.reserve(&needs.devices)
+}
+
+/// Checks that the client reaches the bytes of a segment in a way that there is.
+fn check_path_to_segment(
+    lease: &Lease,
+    network_transport: Option<&NetworkTransport>,
+    is_on_disk: bool,
+) -> Result<(), Error> {
+    let message = match network_transport {
+        None if is_on_disk => {
+            format!("segment {} is on a disk: it is reached over tcp, and not mapped", lease.id)
+        }
+        Some(NetworkTransport { secret: None, .. }) if is_on_disk => {
+            format!("segment {} is on a disk: it is reached over tcp only", lease.id)
+        }
+        Some(NetworkTransport { secret: None, .. }) => {
+            format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id)
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new(Code::FabricUnavailable, message))
 }
 
 /// The environment variables of a client, and over them those of the lease's secrets, which the manager has. Checks what

@@ -37,7 +37,8 @@ pub(crate) struct InvitedAccess {
 
 /// See the [module](self).
 pub(crate) struct InvitedReaders {
-    memory: OwnedFd,
+    /// The segment's memory file. A segment on a disk has none: no process maps it.
+    memory: Option<OwnedFd>,
     next: u32,
     invited: BTreeMap<u32, (Secret, InvitedAccess)>,
     /// Connections of the client and of invited processes, by their numbers.
@@ -47,9 +48,10 @@ pub(crate) struct InvitedReaders {
 }
 
 impl InvitedReaders {
-    pub(crate) fn of(memory: BorrowedFd<'_>) -> Result<InvitedReaders, Error> {
+    pub(crate) fn of(memory: Option<BorrowedFd<'_>>) -> Result<InvitedReaders, Error> {
         let memory = memory
-            .try_clone_to_owned()
+            .map(|memory| memory.try_clone_to_owned())
+            .transpose()
             .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
         let (invited, shared_connections) = Default::default();
         Ok(InvitedReaders { memory, next: CLIENT + 1, invited, shared_connections, states: Vec::new() })
@@ -95,13 +97,15 @@ impl InvitedReaders {
 
     /// Opens the memory for an invited process of this node, which learns of the segment's end by this page.
     pub(crate) fn open(&mut self, rights: MemoryRights, state: &Arc<Region>) -> Result<OwnedFd, Error> {
+        let memory = self.memory.as_ref().ok_or_else(|| {
+            Error::new(Code::FabricUnavailable, "a segment on a disk is reached over tcp, and not mapped")
+        })?;
         let file = match rights {
-            MemoryRights::Write => self
-                .memory
+            MemoryRights::Write => memory
                 .as_fd()
                 .try_clone_to_owned()
                 .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?,
-            MemoryRights::Read => read_only(self.memory.as_fd())?,
+            MemoryRights::Read => read_only(memory.as_fd())?,
         };
         // A process that has ended has released its page.
         self.states.retain(|state| Arc::strong_count(state) > 1);
@@ -126,17 +130,19 @@ impl Drop for InvitedReaders {
 mod tests {
     use super::*;
     use crate::listener::secret::is_same;
+    use crate::listener::shared_connection::SegmentBytes;
     use sublet_fabric::region::PAGE_BYTES;
 
     fn to(region: &Arc<Region>, rights: MemoryRights) -> InvitedAccess {
-        let (joined, _) = SharedConnection::new("tenant", false).lend(region, rights).unwrap().unwrap();
+        let bytes = SegmentBytes::Mapped(region.clone());
+        let (joined, _) = SharedConnection::new("tenant", false).lend(&bytes, rights).unwrap().unwrap();
         InvitedAccess { rights, joined }
     }
 
     fn invited_readers() -> (InvitedReaders, Arc<Region>) {
         let region = Arc::new(Region::create("segment", PAGE_BYTES).unwrap());
         sublet_fabric::region::bar_writers(region.fd()).unwrap();
-        (InvitedReaders::of(region.fd()).unwrap(), region)
+        (InvitedReaders::of(Some(region.fd())).unwrap(), region)
     }
 
     #[test]

@@ -16,6 +16,8 @@ use sublet_proto::Error;
 use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::RegionKey;
 
+use crate::machine::flash::FlashFile;
+
 /// See the [module](self).
 pub(crate) struct SharedConnection {
     tenant: String,
@@ -23,6 +25,13 @@ pub(crate) struct SharedConnection {
     exposed: Arc<ExposedMemory>,
     /// The connection's endpoint once it exists; `None` inside if it will not come.
     end: OnceLock<Option<Arc<tcp::TcpEndpoint>>>,
+}
+
+/// Bytes of a segment, as connections lend them.
+#[derive(Clone)]
+pub(crate) enum SegmentBytes {
+    Mapped(Arc<Region>),
+    Stored(Arc<FlashFile>),
 }
 
 /// A segment's part in a shared connection: the peer reaches the segment until this is dropped.
@@ -46,14 +55,17 @@ impl SharedConnection {
     /// Lets the peer reach memory by this key. Returns `None` if the connection has had the largest number of segments.
     pub(crate) fn lend(
         self: &Arc<SharedConnection>,
-        memory: &Arc<Region>,
+        memory: &SegmentBytes,
         rights: MemoryRights,
     ) -> Result<Option<(JoinedSegment, RegionKey)>, Error> {
-        let Some((region, RemoteRegion { key, base, .. })) = self.exposed.lend(memory.clone(), rights)?
-        else {
-            return Ok(None);
+        let lent = match memory {
+            SegmentBytes::Mapped(region) => self.exposed.lend(region.clone(), rights)?,
+            SegmentBytes::Stored(file) => self.exposed.lend_stored(file.clone(), rights)?,
         };
-        Ok(Some((JoinedSegment { shared_connection: self.clone(), region }, RegionKey { key, base })))
+        let Some((region, RemoteRegion { key, base, .. })) = lent else { return Ok(None) };
+        let stored = matches!(memory, SegmentBytes::Stored(_));
+        let key = RegionKey { key, base, stored };
+        Ok(Some((JoinedSegment { shared_connection: self.clone(), region }, key)))
     }
 
     /// Begins to use a stream as the connection. A second stream is refused.

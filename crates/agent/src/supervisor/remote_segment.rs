@@ -20,8 +20,9 @@ use crate::listener::arrivals::{ArrivedConnection, OpenArrivalQueue};
 use crate::listener::invited_readers::{CLIENT, InvitedAccess, InvitedReaders};
 use crate::listener::network::ListenerState;
 use crate::listener::secret::new_secret;
-use crate::listener::shared_connection::{JoinedSegment, SharedConnection};
+use crate::listener::shared_connection::{JoinedSegment, SegmentBytes, SharedConnection};
 use crate::listener::transport::NetworkTransport;
+use crate::machine::flash::FlashFile;
 use crate::node::Node;
 
 /// Processes that reach the segment at a time.
@@ -30,8 +31,8 @@ const MAX_INVITED_READERS: usize = 1024;
 /// See the [module](self). Once this is dropped, no process reaches the memory any more.
 pub(super) struct RemoteSegment {
     open: OpenArrivalQueue,
-    to_write: Arc<Region>,
-    to_read: Arc<Region>,
+    to_write: SegmentBytes,
+    to_read: SegmentBytes,
     /// Identity for encrypted connections of the client.
     identity: Option<Identity>,
     readers_identity: Option<Identity>,
@@ -48,13 +49,13 @@ struct SegmentClient {
 }
 
 impl RemoteSegment {
-    /// Serves the segment to a client on another machine, or to processes that a local client invites. The segment may
-    /// join an existing connection of its client.
+    /// Serves the segment, or its file on a disk, to a client on another machine, or to processes that a local client
+    /// invites. The segment may join an existing connection of its client.
     pub(super) fn open(
         node: &Node,
         lease: &v1::Lease,
         network_transport: Option<&NetworkTransport>,
-        memory: &Region,
+        (memory, flash): (&Region, Option<&Arc<FlashFile>>),
     ) -> Result<RemoteSegment, Error> {
         let listener_state = listener_state(node, lease)?;
         let secret = match network_transport.and_then(|network_transport| network_transport.secret) {
@@ -62,11 +63,11 @@ impl RemoteSegment {
             // No client has this secret.
             None => new_secret()?,
         };
-        let file = memory.fd().try_clone_to_owned();
-        let file = file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
-        let to_write = Arc::new(Region::attach(file, memory.len_bytes())?);
-        let to_read = Arc::new(Region::attach_to_read(read_only(memory.fd())?, memory.len_bytes())?);
-        let mut invited_readers = InvitedReaders::of(memory.fd())?;
+        let (to_write, to_read) = match flash {
+            Some(file) => (SegmentBytes::Stored(file.clone()), SegmentBytes::Stored(file.clone())),
+            None => mapped(memory)?,
+        };
+        let mut invited_readers = InvitedReaders::of(flash.is_none().then(|| memory.fd()))?;
         let client = network_transport
             .map(|network_transport| SegmentClient::new(listener_state, lease, network_transport, &to_write))
             .transpose()?;
@@ -171,7 +172,7 @@ impl SegmentClient {
         listener_state: &ListenerState,
         lease: &v1::Lease,
         network_transport: &NetworkTransport,
-        memory: &Arc<Region>,
+        memory: &SegmentBytes,
     ) -> Result<SegmentClient, Error> {
         let encrypted = network_transport.identity.is_some();
         let joins =
@@ -185,13 +186,22 @@ impl SegmentClient {
     }
 }
 
+/// Maps memory a second time: for writing, and for reading only.
+fn mapped(memory: &Region) -> Result<(SegmentBytes, SegmentBytes), Error> {
+    let file = memory.fd().try_clone_to_owned();
+    let file = file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
+    let to_write = Region::attach(file, memory.len_bytes())?;
+    let to_read = Region::attach_to_read(read_only(memory.fd())?, memory.len_bytes())?;
+    Ok((SegmentBytes::Mapped(Arc::new(to_write)), SegmentBytes::Mapped(Arc::new(to_read))))
+}
+
 /// Joins memory to a connection, if there is one of the same tenant with free capacity.
 fn join(
     listener_state: &ListenerState,
     lease: &v1::Lease,
     joins: Option<&Joins>,
     encrypted: bool,
-    (memory, rights): (&Arc<Region>, MemoryRights),
+    (memory, rights): (&SegmentBytes, MemoryRights),
 ) -> Result<Option<(JoinedSegment, RegionKey)>, Error> {
     let shared_connection = joins.and_then(|joins| listener_state.links.shared_connection(joins));
     match shared_connection.filter(|shared_connection| shared_connection.takes(&lease.tenant, encrypted)) {
@@ -204,7 +214,7 @@ fn join(
 fn begin(
     lease: &v1::Lease,
     encrypted: bool,
-    (memory, rights): (&Arc<Region>, MemoryRights),
+    (memory, rights): (&SegmentBytes, MemoryRights),
 ) -> Result<(JoinedSegment, RegionKey), Error> {
     let lent = SharedConnection::new(&lease.tenant, encrypted).lend(memory, rights)?;
     lent.ok_or_else(|| Error::new(Code::Internal, "a new connection has no capacity for a segment"))

@@ -22,7 +22,7 @@ impl Supervisor<'_> {
         let identity = network_transport.and_then(|network_transport| network_transport.identity.as_ref());
         let memory = self.served.as_ref().and_then(RemoteSegment::key);
         let attached = ToClient::Attached(v1::Attached {
-            inbox_bytes: held.inbox.len_bytes(),
+            inbox_bytes: held.flash.as_ref().map_or(held.inbox.len_bytes(), |file| file.len_bytes),
             ticks_per_ns: self.node.calibration.ticks_per_ns(),
             link_secret: network_transport
                 .and_then(|network_transport| network_transport.secret)

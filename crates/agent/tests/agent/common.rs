@@ -456,6 +456,7 @@ pub fn options(folder: &Path, does: &str) -> AgentOptions {
         shared: None,
         memory_bytes: Some(16 * MIB),
         numa_nodes: Vec::new(),
+        flash: None,
         worker: worker(folder, does),
         spawner: spawner(),
         lend_network: false,

@@ -412,7 +412,7 @@ fn connect_invited(node: &NodeFixture, invited: &Invited) -> tcp::TcpEndpoint {
 }
 
 fn reach(end: &tcp::TcpEndpoint, region: u32, key: Option<RegionKey>) {
-    let RegionKey { key, base } = key.unwrap();
+    let RegionKey { key, base, .. } = key.unwrap();
     end.reach(region, RemoteRegion { key, base, len_bytes: 1 << 20 }).unwrap();
 }
 

@@ -24,7 +24,8 @@ Examples:
   sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...], \"managers\": [...]}
 
 The state of a node is lending, draining (no new leases), reclaimed (withdrawn), or lost (no report for too long).
-Its pool is compute, memory or balanced, as its agent says or by its free cores and memory.";
+Its pool is compute, memory or balanced, as its agent says or by its free cores and memory, or flash: its memory is then
+part of a disk.";
 
 /// Number of functions of a package that its row names.
 const FUNCTIONS_SHOWN: usize = 3;

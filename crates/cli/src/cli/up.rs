@@ -282,6 +282,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
         cores: arguments.cores,
         memory_bytes: arguments.memory,
         numa_nodes: Vec::new(),
+        flash: None,
         shared: arguments.shared_cores.map(|cores| SharedCores {
             cores,
             places: arguments.shared_places.unwrap_or(cores.saturating_mul(PLACES_OF_A_SHARED_CORE)),

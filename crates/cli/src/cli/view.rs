@@ -34,7 +34,7 @@ pub(crate) struct NodeView {
     /// Isolations that the node offers to functions; "weak" stands alone.
     pub(crate) isolations: Vec<String>,
     pub(crate) pu: String,
-    /// Current pool: compute, memory or balanced.
+    /// Current pool: compute, memory, balanced or flash.
     pub(crate) pool: String,
     /// Rack of the node, if its agent names one.
     pub(crate) rack: Option<String>,

@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sublet_agent::{
-    AgentOptions, ClientUsers, DeviceOptions, DeviceSource, FolderOptions, FolderUse, MAX_UNAUTHENTICATED,
-    NetworkOptions, Python, SharedCores, UnauthenticatedLimits, WarmInterpreters,
+    AgentOptions, ClientUsers, DeviceOptions, DeviceSource, FlashOptions, FolderOptions, FolderUse,
+    MAX_UNAUTHENTICATED, NetworkOptions, Python, SharedCores, UnauthenticatedLimits, WarmInterpreters,
 };
 use sublet_proto::cdi::{check_cdi_kind, check_node_place};
 use sublet_proto::needs::{check_device_kind, check_folder_name};
 use sublet_proto::network::{Fabric, host_and_port};
-use sublet_proto::pu::{MAX_NODE_NAME_BYTES, check_neighbours, is_node_name, is_processor_kind};
+use sublet_proto::pool::Pool;
+use sublet_proto::pu::{MAX_NODE_NAME_BYTES, PROCESSOR, check_neighbours, is_node_name, is_processor_kind};
 use sublet_proto::{Error, package, to_usize};
 use sublet_runtime::Access;
 
@@ -42,6 +43,8 @@ const MAX_CORES: u32 = 1 << 16;
 /// Converts the settings to the agent's options.
 pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Error> {
     let state = settings.needed("state", absolute)?;
+    let flash = flash(settings)?;
+    let (pu, pool) = unit_and_pool(settings, flash.is_some())?;
     Ok(AgentOptions {
         socket: socket(settings)?,
         access: access(settings)?,
@@ -50,6 +53,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         memory_bytes: settings.value("memory", size)?,
         numa_nodes: settings.list("numa_nodes", numa_node)?,
         shared: shared(settings)?,
+        flash,
         worker: match settings.value("worker", absolute)? {
             Some(worker) => worker,
             None => find_worker()?,
@@ -72,11 +76,11 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         cache_bytes: settings.value("cache", size)?,
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
         image_templates: settings.list("image_templates", image_digest)?,
-        pu: settings.needed("pu", processor_kind)?,
+        pu,
         neighbours: neighbours(settings)?,
         devices: wanted(settings.list("devices", device)?),
         idle_timeout: settings.value("idle_timeout", duration)?,
-        pool: settings.value("pool", pool)?,
+        pool,
         rack: settings.value("rack", |text| Ok(text.to_owned()))?.unwrap_or_default(),
         clients: settings.needed("clients", clients)?,
         connections: connections(settings)?,
@@ -101,15 +105,66 @@ pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     cdi_folders(settings)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
-    settings.value("pool", pool)?;
     network(settings)?;
     settings.needed("lend_network", switch)?;
-    settings.needed("pu", processor_kind)?;
+    unit_and_pool(settings, flash(settings)?.is_some())?;
     neighbours(settings)?;
     settings.list("devices", device)?;
     settings.list("image_templates", image_digest)?;
     connections(settings)?;
     settings.needed("clients", clients).map(drop)
+}
+
+/// The kind of processing units by which nodes of flash have their price, unless they name another.
+const FLASH_PU: &str = "flash";
+
+/// The part of a disk that the agent lends, if it lends one.
+fn flash(settings: &EffectiveSettings) -> Result<Option<FlashOptions>, Error> {
+    let folder = settings.value("flash.folder", absolute)?;
+    let bytes = settings.value("flash.bytes", size)?;
+    match (folder, bytes) {
+        (None, None) => Ok(None),
+        (Some(folder), Some(bytes)) => {
+            if settings.value("listen", listen)?.flatten().is_none() {
+                let why = "a node of flash is reached over the network: set an address to listen on (listen)";
+                return Err(settings.invalid("flash.folder", why));
+            }
+            for key in ["cores", "memory", "standby"] {
+                if settings.value(key, |text| Ok(text.to_owned()))?.is_some_and(|text| text != "0") {
+                    let why =
+                        "an agent lends flash in place of cores and memory: lend those with another agent";
+                    return Err(settings.invalid(key, why));
+                }
+            }
+            if shared(settings)?.is_some() {
+                let why = "an agent lends flash in place of cores and memory: lend those with another agent";
+                return Err(settings.invalid("shared_cores", why));
+            }
+            Ok(Some(FlashOptions { folder, bytes }))
+        }
+        (Some(_), None) => {
+            Err(settings.invalid("flash.folder", "it requires the bytes to lend (flash.bytes)"))
+        }
+        (None, Some(_)) => Err(settings.invalid("flash.bytes", "it requires a folder (flash.folder)")),
+    }
+}
+
+/// Kind of processing unit and pool of the node, which is in the flash pool if it lends a part of a disk, and only then.
+fn unit_and_pool(settings: &EffectiveSettings, lends_flash: bool) -> Result<(String, Option<Pool>), Error> {
+    let pu = settings.needed("pu", processor_kind)?;
+    let pool = settings.value("pool", pool)?;
+    match (lends_flash, pool) {
+        (true, None | Some(Pool::Flash)) => {
+            let pu = if pu == PROCESSOR { FLASH_PU.to_owned() } else { pu };
+            Ok((pu, Some(Pool::Flash)))
+        }
+        (true, Some(_)) => Err(settings.invalid("pool", "a node that lends flash is in the flash pool")),
+        (false, Some(Pool::Flash)) => {
+            Err(settings
+                .invalid("pool", "the flash pool takes a part of a disk (flash.folder and flash.bytes)"))
+        }
+        (false, pool) => Ok((pu, pool)),
+    }
 }
 
 /// The folders that functions can use.

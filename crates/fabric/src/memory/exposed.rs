@@ -22,6 +22,7 @@ use sublet_proto::to_usize;
 
 use crate::FabricError;
 use crate::region::Region;
+use crate::stored::{MAX_STORED_BYTES, StoredBytes};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::window::{RegionAddress, Window};
 
@@ -61,8 +62,23 @@ enum RegionLocation {
 
 /// Lent memory. It stays mapped as long as the connection exists, so that a withdrawal does not wait.
 struct LentMemory {
-    region: Arc<Region>,
+    bytes: LentBytes,
     rights: MemoryRights,
+}
+
+/// Location of lent bytes.
+enum LentBytes {
+    Mapped(Arc<Region>),
+    Stored(Arc<dyn StoredBytes>),
+}
+
+impl LentBytes {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            LentBytes::Mapped(region) => region.len_bytes(),
+            LentBytes::Stored(stored) => stored.len_bytes(),
+        }
+    }
 }
 
 impl ExposedMemory {
@@ -95,12 +111,26 @@ impl ExposedMemory {
         region: Arc<Region>,
         rights: MemoryRights,
     ) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
+        self.lend_bytes(LentMemory { bytes: LentBytes::Mapped(region), rights })
+    }
+
+    /// Lends stored bytes like [`ExposedMemory::lend`]. The peer reads and writes them with [`MAX_STORED_BYTES`] at a
+    /// time, and has neither lines nor words in them.
+    pub fn lend_stored(
+        &self,
+        stored: Arc<dyn StoredBytes>,
+        rights: MemoryRights,
+    ) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
+        self.lend_bytes(LentMemory { bytes: LentBytes::Stored(stored), rights })
+    }
+
+    fn lend_bytes(&self, lent: LentMemory) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
         let RegionLocation::Lent(places, taken) = &self.memory else { return Ok(None) };
         let next = |taken: u32| ((taken as usize) < places.len()).then(|| taken + 1);
         let Ok(number) = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
             return Ok(None);
         };
-        let was_set = places[number as usize].set(LentMemory { region, rights });
+        let was_set = places[number as usize].set(lent);
         debug_assert!(was_set.is_ok(), "the number {number} is lent twice");
         Ok(Some((number, self.expose(number)?)))
     }
@@ -113,7 +143,7 @@ impl ExposedMemory {
         let (Some(place), Some(known)) = (places.get(number), self.keys.get(number)) else {
             return Err(FabricError::KeyUnknown);
         };
-        let lent = LentMemory { region, rights: MemoryRights::Write };
+        let lent = LentMemory { bytes: LentBytes::Mapped(region), rights: MemoryRights::Write };
         if key >> INDEX_BITS == 0 || place.set(lent).is_err() {
             return Err(FabricError::KeyUnknown);
         }
@@ -158,7 +188,7 @@ impl ExposedMemory {
             return Err(self.refuse(key, region));
         }
         let at = RegionAddress { region, offset };
-        self.pointer(at, len_bytes).ok_or_else(|| FabricError::out_of_bounds(at, len_bytes))
+        self.pointer(at, len_bytes).ok_or_else(|| self.outside(key, at, len_bytes))
     }
 
     /// Returns the same as [`ExposedMemory::find`], for an access that writes.
@@ -176,13 +206,62 @@ impl ExposedMemory {
         }
     }
 
+    /// Whether the region of a key, valid or not, has stored bytes.
+    #[inline]
+    pub(crate) fn is_stored(&self, key: u64) -> bool {
+        self.lent(region_of(key)).is_some_and(|lent| matches!(lent.bytes, LentBytes::Stored(_)))
+    }
+
+    /// Returns the stored bytes that a peer's access refers to, after the same checks as [`ExposedMemory::find`].
+    pub(crate) fn find_stored(
+        &self,
+        key: u64,
+        (offset, len_bytes): (u64, u64),
+        rights: MemoryRights,
+    ) -> Result<&dyn StoredBytes, FabricError> {
+        let region = region_of(key);
+        if key == NONE
+            || self.keys.get(region as usize).map(|known| known.load(Ordering::Acquire)) != Some(key)
+        {
+            return Err(self.refuse(key, region));
+        }
+        let Some(LentMemory { bytes: LentBytes::Stored(stored), rights: lent }) = self.lent(region) else {
+            return Err(FabricError::KeyUnknown);
+        };
+        if rights == MemoryRights::Write && *lent != MemoryRights::Write {
+            return Err(FabricError::ReadOnly);
+        }
+        if len_bytes > MAX_STORED_BYTES {
+            let message =
+                format!("{len_bytes} stored bytes in one request, at most {MAX_STORED_BYTES} are possible");
+            return Err(FabricError::Protocol(message));
+        }
+        match offset.checked_add(len_bytes) {
+            Some(end) if end <= stored.len_bytes() => Ok(&**stored),
+            _ => Err(FabricError::out_of_bounds(RegionAddress { region, offset }, len_bytes)),
+        }
+    }
+
+    /// Makes the error of an access to bytes that are not in this process's memory.
+    #[cold]
+    fn outside(&self, key: u64, at: RegionAddress, len_bytes: u64) -> FabricError {
+        if self.is_stored(key) {
+            let message = format!("region {} is stored: its bytes are only read and written", at.region);
+            return FabricError::Protocol(message);
+        }
+        FabricError::out_of_bounds(at, len_bytes)
+    }
+
     /// Address of bytes of a region in this process.
     #[inline]
     pub fn pointer(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         match &self.memory {
             RegionLocation::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
             RegionLocation::Shared { others, .. } => others.pointer(at, len_bytes),
-            RegionLocation::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
+            RegionLocation::Lent(..) => match &self.lent(at.region)?.bytes {
+                LentBytes::Mapped(region) => region.pointer(at.offset, len_bytes),
+                LentBytes::Stored(_) => None,
+            },
         }
     }
 
@@ -212,7 +291,7 @@ impl ExposedMemory {
         match &self.memory {
             RegionLocation::Shared { own, .. } if region == OWN => own.len_bytes(),
             RegionLocation::Shared { others, .. } => others.region_bytes(region),
-            RegionLocation::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
+            RegionLocation::Lent(..) => self.lent(region).map_or(0, |lent| lent.bytes.len_bytes()),
         }
     }
 

@@ -32,6 +32,15 @@ pub(super) struct Inbox {
     payload: Option<PayloadRest>,
     /// Buffer for discarded payloads. Allocated at the first use.
     scrap: Box<[u8]>,
+    /// The payload that is being received, if it is for stored bytes.
+    staged: Option<StagedPut>,
+}
+
+/// A payload for stored bytes, which is written when all of it has arrived.
+pub(super) struct StagedPut {
+    pub(super) key: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// The rest of a payload. While some is missing, the buffer is empty.
@@ -43,7 +52,8 @@ struct PayloadRest {
     request: Option<u32>,
 }
 
-// SAFETY: the payload goes into a region, which lives as long as the endpoint, or to a request whose owner waits.
+// SAFETY: the payload goes into a region, which lives as long as the endpoint, to a request whose owner waits, or into
+// the staged bytes beside it.
 unsafe impl Send for Inbox {}
 
 /// The destination of a payload.
@@ -58,11 +68,12 @@ pub(super) struct Destination {
 impl Inbox {
     pub(super) fn new() -> Inbox {
         let (buffer, scrap) = (vec![0; BUFFER_BYTES].into(), Box::default());
-        Inbox { buffer, start: 0, end: 0, payload: None, scrap }
+        Inbox { buffer, start: 0, end: 0, payload: None, scrap, staged: None }
     }
 
     pub(super) fn clear(&mut self) {
         (self.start, self.end, self.payload) = (0, 0, None);
+        self.staged = None;
     }
 
     /// Stops delivering the reply to this request. Returns whether the reply was being received; then the request gets
@@ -193,6 +204,22 @@ impl Inbox {
         self.start += len_bytes as usize;
         // A peer's text goes into messages and logs: on one line, without control characters.
         printable_line(&String::from_utf8_lossy(bytes)).into_owned()
+    }
+
+    /// Keeps the payload of the frame that has just been taken until it is complete.
+    #[cold]
+    pub(super) fn stage(&mut self, key: u64, (offset, len_bytes): (u64, u64)) {
+        let mut bytes = vec![0; to_usize(len_bytes)];
+        let into = NonNull::new(bytes.as_mut_ptr());
+        // The bytes stay where they are when the vector is moved.
+        self.staged = Some(StagedPut { key, offset, bytes });
+        self.deliver(Destination { into, len_bytes, request: None });
+    }
+
+    /// Takes the payload for stored bytes that is complete.
+    #[inline]
+    pub(super) fn take_staged(&mut self) -> Option<StagedPut> {
+        self.staged.take()
     }
 
     /// Delivers the payload of the frame that has just been taken to this destination.

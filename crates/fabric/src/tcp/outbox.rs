@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 const GATHERED_BYTES: usize = 32 << 10;
 /// Most parts that wait.
 const MAX_PARTS: usize = 64;
+/// Most payloads that the outbox owns.
+const MAX_OWNED: usize = 4;
 /// Most bytes of a payload that is copied: copying costs less than one more part.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
 
@@ -24,6 +26,8 @@ pub(super) struct Outbox {
     /// Bytes added and bytes sent so far.
     added: u64,
     sent: u64,
+    /// Payloads of some of the parts, until all parts have been sent.
+    owned: Vec<Vec<u8>>,
     /// A frame was discarded that may have been sent in part: nothing can follow it on the stream.
     broken: bool,
 }
@@ -47,6 +51,7 @@ impl Outbox {
             count: 0,
             added: 0,
             sent: 0,
+            owned: Vec::new(),
             broken: false,
         }
     }
@@ -55,6 +60,7 @@ impl Outbox {
     pub(super) fn clear(&mut self) {
         self.broken |= !self.is_empty();
         (self.gathered_len, self.first, self.count) = (0, 0, 0);
+        self.owned.clear();
         self.sent = self.added;
     }
 
@@ -76,7 +82,9 @@ impl Outbox {
 
     /// Whether `gathered_bytes` more bytes and one more part fit.
     pub(super) fn has_space(&self, gathered_bytes: usize) -> bool {
-        self.gathered_len + gathered_bytes <= GATHERED_BYTES && self.count + 2 <= MAX_PARTS
+        self.gathered_len + gathered_bytes <= GATHERED_BYTES
+            && self.count + 2 <= MAX_PARTS
+            && self.owned.len() < MAX_OWNED
     }
 
     /// The number of bytes added so far: those are sent when [`Outbox::has_sent`] returns true for it.
@@ -123,6 +131,16 @@ impl Outbox {
     pub(super) unsafe fn refer(&mut self, at: NonNull<u8>, len: usize) {
         self.added += len as u64;
         self.push(QueuedBytes::Elsewhere { at: at.as_ptr(), len });
+    }
+
+    /// Adds bytes, which the outbox keeps until they have been sent. They must fit.
+    pub(super) fn own(&mut self, bytes: Vec<u8>) {
+        if bytes.len() <= SMALL_BYTES {
+            return self.copy(&bytes);
+        }
+        // SAFETY: the bytes stay where they are until `owned` is cleared, which is when no part is left to send.
+        unsafe { self.refer(NonNull::from(bytes.as_slice()).cast(), bytes.len()) };
+        self.owned.push(bytes);
     }
 
     fn push(&mut self, part: QueuedBytes) {
@@ -175,6 +193,7 @@ impl Outbox {
             self.first += 1;
         }
         (self.gathered_len, self.first, self.count) = (0, 0, 0);
+        self.owned.clear();
         debug_assert_eq!((sent, self.sent), (0, self.added), "bytes that were sent, and not added");
     }
 }

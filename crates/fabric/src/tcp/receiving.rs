@@ -4,9 +4,11 @@ use std::io::ErrorKind;
 use std::ptr::NonNull;
 use std::sync::{Arc, TryLockError};
 
+use sublet_proto::graph::MemoryRights;
+
 use super::TcpEndpoint;
 use super::frame::Frame;
-use super::inbox::{Destination, Inbox, PayloadState};
+use super::inbox::{Destination, Inbox, PayloadState, StagedPut};
 use super::replies::TcpReply;
 use super::stream::ByteStream;
 use crate::FabricError;
@@ -124,7 +126,12 @@ impl TcpEndpoint {
             match inbox.payload() {
                 PayloadState::Under => return Ok(()),
                 PayloadState::Complete(Some(request)) => self.requests.complete(request),
-                PayloadState::Complete(None) | PayloadState::Nothing => {}
+                PayloadState::Complete(None) => {
+                    if let Some(staged) = inbox.take_staged() {
+                        self.store(&staged)?;
+                    }
+                }
+                PayloadState::Nothing => {}
             }
             match inbox.frame()? {
                 Some(frame) => self.apply(frame, inbox)?,
@@ -136,6 +143,9 @@ impl TcpEndpoint {
     #[inline]
     fn apply(&self, frame: Frame, inbox: &mut Inbox) -> Result<(), FabricError> {
         match frame {
+            Frame::Put { key, offset, len_bytes } if self.exposed.is_stored(key) => {
+                self.stage(inbox, key, (offset, len_bytes))
+            }
             Frame::Put { key, offset, len_bytes } => {
                 // A put to a region whose key has expired is discarded: a peer that needs to know sends a request about
                 // the region.
@@ -160,7 +170,11 @@ impl TcpEndpoint {
             Frame::AtomicReply { request, before } => self.requests.answer(request, before),
             Frame::Refused { request } => self.requests.refuse(request),
             Frame::Get { request, key, offset, len_bytes } => {
-                unless_over(self.exposed.find(key, offset, len_bytes))?;
+                if self.exposed.is_stored(key) {
+                    unless_over(self.exposed.find_stored(key, (offset, len_bytes), MemoryRights::Read))?;
+                } else {
+                    unless_over(self.exposed.find(key, offset, len_bytes))?;
+                }
                 self.replies.push(TcpReply::Bytes { request, key, offset, len_bytes })
             }
             Frame::FetchAdd { request, key, offset, value } => {
@@ -178,6 +192,28 @@ impl TcpEndpoint {
                 Ok(())
             }
         }
+    }
+
+    /// Begins to receive a payload for stored bytes.
+    #[cold]
+    fn stage(&self, inbox: &mut Inbox, key: u64, at: (u64, u64)) -> Result<(), FabricError> {
+        match unless_over(self.exposed.find_stored(key, at, MemoryRights::Write))? {
+            Some(_) => inbox.stage(key, at),
+            None => inbox.deliver(Destination { into: None, len_bytes: at.1, request: None }),
+        }
+        Ok(())
+    }
+
+    /// Writes a payload for stored bytes, unless their key has expired meanwhile.
+    #[cold]
+    fn store(&self, staged: &StagedPut) -> Result<(), FabricError> {
+        let StagedPut { key, offset, bytes } = staged;
+        let at = (*offset, bytes.len() as u64);
+        if let Some(stored) = unless_over(self.exposed.find_stored(*key, at, MemoryRights::Write))? {
+            // The store reports its error, and refuses the requests that follow.
+            let _ = stored.write(*offset, bytes);
+        }
+        Ok(())
     }
 
     /// Applies an operation to a word, and queues a reply with the previous value.

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
+use sublet_proto::graph::MemoryRights;
 use sublet_proto::to_usize;
 
 use super::TcpEndpoint;
@@ -231,6 +232,9 @@ impl TcpEndpoint {
                 sending.outbox.copy(&Frame::AtomicReply { request, before }.encode());
             }
             TcpReply::Refused { request } => sending.outbox.copy(&Frame::Refused { request }.encode()),
+            TcpReply::Bytes { request, key, offset, len_bytes } if self.exposed.is_stored(key) => {
+                self.add_stored_reply(sending, request, key, (offset, len_bytes));
+            }
             TcpReply::Bytes { request, key, offset, len_bytes } => {
                 let Ok(from) = self.exposed.find(key, offset, len_bytes) else {
                     return self.add_reply(sending, TcpReply::Refused { request });
@@ -246,6 +250,23 @@ impl TcpEndpoint {
                     }
                 }
             }
+        }
+    }
+
+    /// Adds a reply of stored bytes, or a refusal if they cannot be read: their store reports the reason. It must fit.
+    #[cold]
+    fn add_stored_reply(&self, sending: &mut Sending, request: u32, key: u64, at: (u64, u64)) {
+        let (offset, len_bytes) = at;
+        let read = self.exposed.find_stored(key, at, MemoryRights::Read).ok().and_then(|stored| {
+            let mut bytes = vec![0; to_usize(len_bytes)];
+            stored.read(offset, &mut bytes).ok().map(|()| bytes)
+        });
+        match read {
+            Some(bytes) => {
+                sending.outbox.copy(&Frame::GetReply { request, len_bytes }.encode());
+                sending.outbox.own(bytes);
+            }
+            None => sending.outbox.copy(&Frame::Refused { request }.encode()),
         }
     }
 

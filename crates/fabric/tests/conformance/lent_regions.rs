@@ -1,14 +1,16 @@
 //! Regions that end separately while their connection continues: for the side that lent them, and for the side that
 //! used them.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sublet_fabric::exposed::{ExposedMemory, OWN, RemoteRegion};
 use sublet_fabric::region::Region;
+use sublet_fabric::stored::StoredBytes;
 use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
 use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::window::RegionAddress;
@@ -220,5 +222,74 @@ fn requests_without_a_waiting_thread_end_with_their_connection() {
         let asker = spawn_until_asleep(scope, || end.fetch_add(own_at(0), 1));
         end.disconnect("enough");
         assert!(asker.join().unwrap().is_err());
+    });
+}
+
+/// Bytes in a store that can be made to fail.
+struct Store {
+    bytes: Mutex<Vec<u8>>,
+    fails: AtomicU32,
+}
+
+impl Store {
+    fn access<T>(&self, act: impl FnOnce(&mut [u8]) -> T) -> io::Result<T> {
+        match self.fails.load(Ordering::Acquire) {
+            0 => Ok(act(&mut self.bytes.lock().unwrap())),
+            _ => Err(io::Error::other("the store has failed")),
+        }
+    }
+}
+
+impl StoredBytes for Store {
+    fn len_bytes(&self) -> u64 {
+        self.bytes.lock().unwrap().len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let at = offset as usize;
+        self.access(|bytes| into.copy_from_slice(&bytes[at..at + into.len()]))
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        let at = offset as usize;
+        self.access(|bytes| bytes[at..at + from.len()].copy_from_slice(from))
+    }
+}
+
+#[test]
+fn stored_bytes_are_put_and_got_until_their_store_fails() {
+    const STORED: usize = 3 << 20;
+    let store = Arc::new(Store { bytes: Mutex::new(vec![0; STORED]), fails: AtomicU32::new(0) });
+    let exposed = Arc::new(ExposedMemory::lending(2));
+    let (_, remote) = exposed.lend_stored(store.clone(), MemoryRights::Write).unwrap().unwrap();
+    assert_eq!(remote.len_bytes, STORED as u64);
+    let (left, right) = sockets();
+    let lender = tcp::TcpEndpoint::new(exposed, None);
+    lender.connect(ByteStream::plain(left).unwrap()).unwrap();
+    let user = tcp::TcpEndpoint::new(Arc::new(ExposedMemory::lending(1)), None);
+    user.connect(ByteStream::plain(right).unwrap()).unwrap();
+    user.reach(0, remote).unwrap();
+    let at = |offset: usize| RegionAddress { region: 0, offset: offset as u64 };
+    std::thread::scope(|scope| {
+        let using = scope.spawn(|| {
+            for (offset, len) in [(0, 1), (7, 100), (4090, 5000), (1 << 20, 1 << 20), (STORED - 9, 9)] {
+                let sent: Vec<u8> = (0..len).map(|byte| (byte * 3 + offset + 1) as u8).collect();
+                let mut got = vec![0; len];
+                user.put(at(offset), sent.as_slice()).unwrap();
+                user.get(at(offset), got.as_mut_slice()).unwrap();
+                assert!(got == sent, "{len} bytes at {offset}");
+                assert!(store.bytes.lock().unwrap()[offset..offset + len] == sent);
+            }
+            store.fails.store(1, Ordering::Release);
+            let mut got = [9; 8];
+            assert!(matches!(user.get(at(0), &mut got), Err(FabricError::KeyExpired { .. })));
+            assert_eq!(got, [9; 8], "no bytes in place of those that cannot be read");
+            store.fails.store(0, Ordering::Release);
+            // More than a request may have breaks the rules.
+            let _ = user.put(at(0), vec![0; (1 << 20) + 1].as_slice());
+            let error = user.get(at(0), &mut got).unwrap_err();
+            assert!(matches!(error, FabricError::Disconnected { .. }), "{error}");
+        });
+        progress_until(&lender, || using.is_finished());
     });
 }

@@ -39,9 +39,7 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             ));
         }
     }
-    if node.cores == 0 && node.shared_places == 0 {
-        return invalid(format!("node {name} has no cores to lend"));
-    }
+    check_lends_cores(node)?;
     for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
         if value.is_empty() {
             return invalid(format!("node {name} says no {what}"));
@@ -93,6 +91,18 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
+}
+
+/// Checks that a node lends cores, or flash in their place.
+fn check_lends_cores(node: &NodeDescription) -> Result<(), Error> {
+    let name = &node.name;
+    let has_none = node.cores == 0 && node.shared_places == 0;
+    let message = match (has_none, node.pool == Pool::Flash.name()) {
+        (true, false) => format!("node {name} has no cores to lend"),
+        (false, true) => format!("node {name} lends flash, and a node of flash lends no cores"),
+        _ => return Ok(()),
+    };
+    Err(Error::new(Code::InvalidArgument, message))
 }
 
 /// Checks the names of the isolations that a node offers.
@@ -173,6 +183,7 @@ mod tests {
         check(&node()).unwrap();
         check(&NodeDescription { host: String::new(), network: None, ..node() }).unwrap();
         check(&NodeDescription { version: "1.2.3-rc.1+build".into(), ..node() }).unwrap();
+        check(&NodeDescription { pool: "flash".into(), pu: "flash".into(), cores: 0, ..node() }).unwrap();
         check(&NodeDescription { pool: "memory".into(), rack: "row 1, rack 7".into(), ..node() }).unwrap();
     }
 
@@ -204,6 +215,8 @@ mod tests {
             (NodeDescription { folders: vec![v1_folder("../x")], ..node() }, "../x"),
             (NodeDescription { folders: vec![v1_folder("x"); 2], ..node() }, "x is set twice"),
             (NodeDescription { pool: "fast".into(), ..node() }, "fast"),
+            (NodeDescription { cores: 0, ..node() }, "no cores"),
+            (NodeDescription { pool: "flash".into(), ..node() }, "lends no cores"),
             (NodeDescription { rack: "r".repeat(65), ..node() }, "rack"),
             (NodeDescription { rack: "a\tb".into(), ..node() }, "rack"),
             (NodeDescription { version: "1".repeat(65), ..node() }, "version"),

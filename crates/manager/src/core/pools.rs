@@ -8,6 +8,8 @@
 //! workers with little memory each           compute, then balanced, then memory
 //! workers with more                         balanced, then compute, then memory
 //! ```
+//!
+//! Only a segment that names the pool of disks is placed there.
 
 use sublet_proto::pool::Pool;
 
@@ -44,9 +46,11 @@ pub(super) struct Pools(u8);
 
 impl Pools {
     pub(super) const NONE: Pools = Pools(0);
-    pub(super) const ALL: Pools = Pools((1 << COUNT) - 1);
+    /// All pools of memory.
+    pub(super) const ALL: Pools = Pools((1 << Pool::Flash as u8) - 1);
+    pub(super) const FLASH: Pools = Pools(1 << Pool::Flash as u8);
 
-    /// Returns the named pool, or all.
+    /// Returns the named pool, or all of memory.
     pub(super) fn said(pool: Option<Pool>) -> Pools {
         pool.map_or(Pools::ALL, |pool| Pools::NONE.with(pool))
     }
@@ -74,11 +78,11 @@ impl Pools {
     /// Returns the pools in the order of the search for a lease of these terms.
     pub(super) fn in_order(self, terms: &LeaseTerms) -> impl Iterator<Item = Pool> + Clone + use<> {
         let order = if terms.is_segment() {
-            [Pool::Memory, Pool::Balanced, Pool::Compute]
+            [Pool::Memory, Pool::Balanced, Pool::Compute, Pool::Flash]
         } else if terms.memory_bytes <= LITTLE_MEMORY_BYTES.saturating_mul(terms.workers.into()) {
-            [Pool::Compute, Pool::Balanced, Pool::Memory]
+            [Pool::Compute, Pool::Balanced, Pool::Memory, Pool::Flash]
         } else {
-            [Pool::Balanced, Pool::Compute, Pool::Memory]
+            [Pool::Balanced, Pool::Compute, Pool::Memory, Pool::Flash]
         };
         order.into_iter().filter(move |&pool| self.has(pool))
     }
@@ -117,6 +121,8 @@ mod tests {
         assert_eq!(order(4, GIB, Pools::said(Some(Memory))), [Memory]);
         assert_eq!(order(4, GIB, Pools::ALL.without(Pools::said(Some(Compute)))), [Balanced, Memory]);
         assert!(order(4, GIB, Pools::NONE).is_empty());
+        assert_eq!(order(0, GIB, Pools::said(Some(Pool::Flash))), [Pool::Flash]);
+        assert_eq!(Pools::said(Some(Pool::Flash)), Pools::FLASH);
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::limits::{
     MAX_CORES, MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MAX_TIMEOUT_MS, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES,
 };
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
@@ -68,6 +69,10 @@ impl LeaseTerms {
     pub fn of(asked: &LeaseRequest) -> Result<LeaseTerms, Error> {
         if asked.is_segment() {
             return LeaseTerms::of_segment(asked);
+        }
+        if asked.pool == Pool::Flash.name() {
+            let message = "nodes of the flash pool lend parts of disks, and no cores";
+            return Err(Error::new(Code::InvalidArgument, message));
         }
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
         let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };

@@ -15,6 +15,7 @@ use crate::limits::{
     MAX_CORES, MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
 };
 use crate::package::is_package;
+use crate::pool::Pool;
 
 /// Returns the graph of a document, or all problems of it. The whole is checked only when the parts are valid.
 pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
@@ -51,6 +52,7 @@ pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
         });
     let components = components.collect();
     let graph = Graph { name: document.name, components, edges, limits: document.limits, warm };
+    check_swap_medium(&graph, &mut problems);
     if problems.0.is_empty() {
         Whole::new(&graph).check(&mut problems);
     }
@@ -94,6 +96,19 @@ fn check_limits(limits: &RunLimits, problems: &mut Problems) {
         if let Some(bytes) = bytes {
             problems.check_within(format!("limits.{field}"), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
         }
+    }
+}
+
+/// Checks that a graph that names what holds swapped data has components that swap by its own statements.
+fn check_swap_medium(graph: &Graph, problems: &mut Problems) {
+    let swaps = |component: &Component| {
+        component.compute().is_some_and(|compute| compute.resources.swap_bytes.is_some())
+    };
+    let is_off = graph.limits.swap != Some(true) && !graph.components.iter().any(swaps);
+    if graph.limits.swap_medium.is_some() && is_off {
+        let message =
+            "no component swaps: set limits.swap to true, or swap_bytes in the resources of a component";
+        problems.add("limits.swap_medium", message);
     }
 }
 
@@ -160,6 +175,7 @@ fn compute(
     if let Some(pu) = &resources.pu {
         problems.check_name(at("resources.pu"), pu);
     }
+    check_pool(resources.pool, at("resources.pool"), problems);
     if let Some(cores) = resources.cores {
         check_cores(cores, parallelism, at("resources.cores"), problems);
     }
@@ -177,6 +193,13 @@ fn compute(
         instances_from,
         has_external_effects: component.external_effects.unwrap_or_default(),
         resources,
+    }
+}
+
+/// Refuses the pool of disks, which hold swapped data and nothing else of a graph.
+fn check_pool(pool: Option<Pool>, at: String, problems: &mut Problems) {
+    if pool == Some(Pool::Flash) {
+        problems.add(at, "flash holds no component, but its swapped data: set limits.swap_medium");
     }
 }
 
@@ -214,6 +237,7 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
         return device_memory::of(index, component, problems);
     }
     let at = |field: &str| format!("components[{index}].{field}");
+    check_pool(component.pool, at("pool"), problems);
     let given = [
         ("initial_bytes", component.initial_bytes),
         ("increment_bytes", component.increment_bytes),

@@ -232,6 +232,19 @@ pub struct RunLimits {
     /// Whether compute components may outgrow their own memory: what exceeds it is swapped, where that is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<bool>,
+    /// What holds swapped data; `None`: memory of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_medium: Option<SwapMedium>,
+}
+
+/// What holds the swapped data of compute components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SwapMedium {
+    /// Memory of nodes.
+    Memory,
+    /// Disks, of nodes that lend parts of them.
+    Flash,
 }
 
 impl RunLimits {

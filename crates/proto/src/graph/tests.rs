@@ -331,6 +331,14 @@ fn reports_each_problem_of_resources_and_limits_with_its_position() {
         ("/components/1/resources/threads", json!(2), "components[1].resources.threads", "unknown field"),
         ("/limits/cores", json!(0), "limits.cores", "without a core"),
         ("/limits/memory_bytes", json!(1), "limits.memory_bytes", "within"),
+        ("/limits/swap_medium", json!("disk"), "limits.swap_medium", "expected `memory` or `flash`"),
+        ("/components/4/pool", json!("flash"), "components[4].pool", "limits.swap_medium"),
+        (
+            "/components/0/resources",
+            json!({ "pool": "flash" }),
+            "components[0].resources.pool",
+            "limits.swap_medium",
+        ),
         ("/limits/nodes", json!(1), "limits.nodes", "unknown field"),
         ("/limits/application_cores", json!(0), "limits.application_cores", "without a core"),
         ("/limits/application_cores", json!("2"), "limits.application_cores", "invalid type"),
@@ -553,4 +561,24 @@ proptest! {
         }
         let _ = Graph::parse(&bytes);
     }
+}
+
+#[test]
+fn medium_of_swapped_data_is_refused_where_nothing_swaps() {
+    let component = json!({ "name": "f", "type": "compute", "entry": true, "package": "p", "function": "f" });
+    let mut graph = json!({ "version": 1, "name": "f", "components": [component] });
+    graph["limits"] = json!({ "swap_medium": "flash" });
+    for is_off in [Value::Null, json!(false)] {
+        graph["limits"]["swap"] = is_off;
+        let problems = parse(&graph).unwrap_err();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].at == "limits.swap_medium" && problems[0].message.contains("no component swaps"));
+    }
+    graph["limits"]["swap"] = json!(true);
+    let parsed = parse(&graph).unwrap();
+    assert_eq!(parsed.limits.swap_medium, Some(SwapMedium::Flash));
+    assert_eq!(Graph::parse(parsed.to_json().as_bytes()).unwrap(), parsed);
+    graph["limits"]["swap"] = json!(false);
+    graph["components"][0]["resources"] = json!({ "swap_bytes": 1u64 << 30 });
+    parse(&graph).unwrap();
 }

@@ -223,7 +223,7 @@ impl RemoteWorkers {
 
     /// Exposes a region of this side and returns its keys for a worker process.
     pub(super) fn expose(&self, region: u32) -> Result<RegionKeys, Error> {
-        let said = |RemoteRegion { key, base, .. }| v1::RegionKey { key, base };
+        let said = |RemoteRegion { key, base, .. }| v1::RegionKey { key, base, stored: false };
         match self.connects_last() {
             true => Ok(RegionKeys { key: Some(said(self.exposed.expose(region)?)), keys: Vec::new() }),
             false => {
@@ -243,7 +243,7 @@ impl RemoteWorkers {
             let message = format!("{} keys of region {region} for {} workers", keys.len(), self.ends.len());
             return Err(Error::new(Code::Protocol, message));
         }
-        let reach = |(end, v1::RegionKey { key, base }): (&WorkerConnection, v1::RegionKey)| {
+        let reach = |(end, v1::RegionKey { key, base, .. }): (&WorkerConnection, v1::RegionKey)| {
             end.reach(region, RemoteRegion { key, base, len_bytes })
         };
         Ok(self.ends.iter().zip(keys).try_for_each(reach)?)

@@ -108,7 +108,9 @@ impl MemoryPlan {
         self
     }
 
-    /// Restricts the component to nodes of this pool. Without this, nodes of the memory pool are preferred.
+    /// Restricts the component to nodes of this pool. Without this, nodes of the memory pool are preferred. In
+    /// [`Pool::Flash`] its bytes are on disks: they are read and written, over TCP also on the same machine, and neither
+    /// mapped nor changed atomically.
     pub fn pool(mut self, pool: Pool) -> MemoryPlan {
         self.pool = Some(pool);
         self
@@ -176,7 +178,18 @@ impl MemoryPlan {
 
     /// The terms by which the segments are reached.
     pub(super) fn terms(&self) -> Result<ClientTerms, Error> {
-        ClientTerms::new(self.fabric.clone(), None)
+        let mut terms = ClientTerms::new(self.fabric.clone(), None)?;
+        match terms.fabric {
+            FabricChoice::Auto if self.pool == Some(Pool::Flash) => {
+                terms.fabric = FabricChoice::Tcp { encrypted: false };
+            }
+            FabricChoice::Shm | FabricChoice::Ofi { .. } if self.pool == Some(Pool::Flash) => {
+                let message = format!("flash is reached over tcp, and not over {}", terms.fabric);
+                return Err(Error::new(Code::FabricUnavailable, message));
+            }
+            _ => {}
+        }
+        Ok(terms)
     }
 
     /// Size of the reserved address space, in bytes. The last segment may extend beyond the limit.

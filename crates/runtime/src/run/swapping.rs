@@ -4,10 +4,11 @@
 //! When it is lost the compute component begins again, and the swapped bytes are of no further use.
 
 use sublet_proto::graph::{
-    Component, Edge, Graph, MAX_SWAPPING, Medium, MemoryNeed, MemoryRights, Relation, Role,
+    Component, Edge, Graph, MAX_SWAPPING, Medium, MemoryNeed, MemoryRights, Relation, Role, SwapMedium,
 };
 use sublet_proto::limits::{MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAPPING_BYTES};
 use sublet_proto::package::is_device;
+use sublet_proto::pool::Pool;
 
 /// Part of the names of swap components, which no name in a document can have.
 const OF: &str = "/swap";
@@ -27,6 +28,7 @@ pub(super) fn with_swap_space(graph: &Graph, tenant_swaps: bool) -> Graph {
     if graph.limits.swap.unwrap_or(tenant_swaps) {
         let_all_swap(&mut driven);
     }
+    let pool = (graph.limits.swap_medium == Some(SwapMedium::Flash)).then_some(Pool::Flash);
     for (from, component) in driven.components.clone().iter().enumerate() {
         let Some(compute) = component.compute() else { continue };
         let Some(swap_bytes) = compute.resources.swap_bytes else { continue };
@@ -41,7 +43,7 @@ pub(super) fn with_swap_space(graph: &Graph, tenant_swaps: bool) -> Graph {
                 initial_bytes,
                 increment_bytes,
                 limit_bytes,
-                pool: None,
+                pool,
                 is_result: false,
                 medium: Medium::Memory,
             };
@@ -128,6 +130,23 @@ mod tests {
         assert_eq!([16 << 20, 1 << 30, 10 << 30].map(steps), [16 << 20, 16 << 20, 160 << 20]);
         assert_eq!([2, 3, 4, 5].map(|at| instance_of(&driven, at)), [None, Some(0), Some(1), Some(2)]);
         assert!((3..6).all(|to| driven.edges_to(to).map(|edge| edge.from).eq([1])));
+    }
+
+    #[test]
+    fn swap_space_is_in_the_pool_of_the_named_medium() {
+        let pool = |limits: &str| {
+            let document = format!(
+                r#"{{ "version": 1, "name": "swaps", "limits": {limits},
+                    "components": [
+                        {{ "name": "a", "type": "compute", "package": "p", "function": "f", "entry": true }} ],
+                    "edges": [] }}"#
+            );
+            let driven = with_swap_space(&Graph::parse(document.as_bytes()).unwrap(), false);
+            driven.components[1].memory().unwrap().pool
+        };
+        assert_eq!(pool(r#"{ "swap": true }"#), None);
+        assert_eq!(pool(r#"{ "swap": true, "swap_medium": "memory" }"#), None);
+        assert_eq!(pool(r#"{ "swap": true, "swap_medium": "flash" }"#), Some(Pool::Flash));
     }
 
     #[test]

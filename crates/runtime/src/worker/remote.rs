@@ -210,7 +210,7 @@ impl RemoteClient {
         };
         Ok(keys
             .into_iter()
-            .map(|v1::RegionKey { key, base }| RemoteRegion { key, base, len_bytes })
+            .map(|v1::RegionKey { key, base, .. }| RemoteRegion { key, base, len_bytes })
             .collect())
     }
 
@@ -232,7 +232,7 @@ impl RemoteClient {
                 Endpoint::Ofi(end) => end.expose(region)?,
                 _ => continue,
             };
-            keys.push(v1::RegionKey { key, base });
+            keys.push(v1::RegionKey { key, base, stored: false });
         }
         Ok(match self.fabric {
             Fabric::Tcp => (keys.first().copied(), Vec::new()),

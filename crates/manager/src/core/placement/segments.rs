@@ -12,6 +12,7 @@ use super::super::chance::Chance;
 use super::super::classes::Choice;
 use super::super::messages::ClientRequest;
 use super::super::nodes::ManagedNode;
+use super::super::pools::Pools;
 use super::super::racks::{Measure, RackPool};
 use super::super::resources::{LeaseResources, memory_rank};
 use super::search::{PlacementPart, Search, Steps};
@@ -50,7 +51,12 @@ fn refusal(search: &Search<'_>, asked: u64) -> Error {
         nodes_there.filter(move |node| nodes.may_be_in(node, pools))
     };
     let Some(largest) = there().map(|node| node.largest().memory_bytes).max() else {
-        return Error::new(Code::InsufficientResources, format!("no node is there{place}"));
+        let message = if pools == Pools::FLASH {
+            "no node lends flash: that takes an agent with a part of a disk ([flash])".to_owned()
+        } else {
+            format!("no node is there{place}")
+        };
+        return Error::new(Code::InsufficientResources, message);
     };
     if asked > largest {
         let message = format!("{asked} bytes of memory asked, the largest node has {largest}{place}");

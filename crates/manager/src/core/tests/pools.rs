@@ -376,7 +376,7 @@ proptest! {
             (0u32..9, 1u64..5_000, 0usize..6, 0usize..14, any::<bool>()), 1..40
         ),
     ) {
-        let pool_name = |pool: usize| Pool::ALL.get(pool).map(Pool::to_string).unwrap_or_default();
+        let pool_name = |pool: usize| Pool::ALL.get(pool).filter(|&&pool| pool != Pool::Flash).map(Pool::to_string).unwrap_or_default();
         let described = nodes.iter().enumerate().map(|(number, &(cores, gib, pool, rack))| NodeDescription {
             memory_bytes: gib * GIB / 4,
             ..placed(&format!("n{number}"), cores, &pool_name(pool), RACKS[rack])
