@@ -179,6 +179,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         idle_timeout: None,
         pool: None,
         numa_nodes: Vec::new(),
+        flash: None,
         rack: String::new(),
         clients: ClientUsers::OwnUser,
         connections: Default::default(),

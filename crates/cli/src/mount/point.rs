@@ -189,7 +189,8 @@ fn resolve(folder: &Path) -> Result<PathBuf, Error> {
 
 /// Whether the process is gone that served what is mounted at the path.
 fn is_dead(path: &Path) -> bool {
-    fs::metadata(path).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::NOTCONN))
+    // The kernel remembers attributes of the folder, but asks for the sizes each time.
+    rustix::fs::statvfs(path).is_err_and(|error| error == Errno::NOTCONN)
 }
 
 /// The process that has mounted leased memory at the path, if there is one.
