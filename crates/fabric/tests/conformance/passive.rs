@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -159,7 +160,7 @@ fn several_clients_are_served_while_one_floods_and_one_leaves() {
                 leaver.put(own_at(LEN / 2), &vec![2; 32 << 10]).unwrap();
                 drop(leaver);
             });
-            let used = std::panic::catch_unwind(|| use_memory_at_once(&clients));
+            let used = catch_unwind(AssertUnwindSafe(|| use_memory_at_once(&clients)));
             is_over.store(true, Ordering::Relaxed);
             used.unwrap();
         });
