@@ -304,7 +304,8 @@ fn node(written: WrittenNode) -> Result<ShownPath, Error> {
         }
     }
     let permissions = written.permissions.unwrap_or_default();
-    if !permissions.is_empty() && !(permissions.contains('r') && permissions.contains('w')) {
+    let is_partial = !permissions.contains('r') || !permissions.contains('w');
+    if !permissions.is_empty() && is_partial {
         let message =
             format!("{shown} has the permissions {permissions:.8?}: a sandbox reads and writes its devices");
         return Err(wrong(message));

@@ -9,8 +9,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/support/python_image.rs"]
-mod python_image;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
@@ -26,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sublet_sandbox::{Interpreter, IsolationKind, RootImage, SandboxProgram, Spec, Template};
 use support::{MIB, SandboxFixture, Sort, StartedSandbox};
 
-use python_image::PythonImage;
+use support::python_image::PythonImage;
 
 /// Between two starts: the spawner makes ready what the next one needs.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -1,4 +1,6 @@
 //! A registry with images of this machine's programs, packed with their libraries, and a node that pulls from it.
+
+#![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 #[path = "../../../crates/sandbox/tests/support/interpreter_files.rs"]

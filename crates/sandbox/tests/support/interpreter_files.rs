@@ -1,5 +1,7 @@
 //! Finds the files of this machine that an interpreter in an image needs.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
