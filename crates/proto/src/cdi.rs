@@ -464,7 +464,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_read_as_a_path_that_leaves_its_folder(
+        fn accepts_no_path_that_leaves_its_folder(
             text in proptest::collection::vec(any::<u8>(), 0..64),
             words in proptest::collection::vec("[a-z./]{0,8}", 0..6),
         ) {

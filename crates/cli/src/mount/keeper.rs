@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_node_is_asked_once_and_others_are_not_kept_waiting() {
+    fn asks_silent_nodes_once_and_keeps_renewing_others() {
         let mut round = RenewalRound::default();
         let mut asked = Vec::new();
         let leases = [

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_takes_the_worker_and_output_for_which_memory_is_not_made() {
+    fn refuses_workers_taken_by_others_and_outputs_without_memory() {
         let on = json!({ "pu": "opencl" });
         let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
         let write =
