@@ -56,11 +56,11 @@ struct RenewalRound {
     silent_nodes: Vec<String>,
 }
 
-/// What follows for a lease.
+/// Outcome of an attempt to extend a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
     Extended,
-    /// It is to be tried again soon.
+    /// The next attempt follows soon.
     Failed,
     /// The lease has ended.
     Over,

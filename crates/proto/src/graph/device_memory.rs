@@ -139,7 +139,7 @@ fn check_memory(
     for edge in &accesses {
         for (other, component) in graph.components.iter().enumerate() {
             let is_apart = other != edge.from && !reached[edge.from][other] && !reached[other][edge.from];
-            // Of two that access it, one message is enough.
+            // One message is enough for two components that access the memory.
             let is_named = other < edge.from && accesses.iter().any(|edge| edge.from == other);
             if is_apart && !is_named && component.compute().is_some_and(takes_worker) {
                 let (from, other) = (name(edge.from), name(other));

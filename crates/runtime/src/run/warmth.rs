@@ -21,7 +21,7 @@ const FEWEST: u64 = 5;
 const HEAD_PERCENT: u64 = 5;
 const TAIL_PERCENT: u64 = 99;
 
-/// What is done with the workers of a run that has ended.
+/// Times at which workers are leased and given back after the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WarmPlan {
     /// Time after the run's end at which workers are leased for the next run. Zero: they are kept from its end.
