@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{DevicePiece, BufferPool};
+use crate::memory::{BufferPool, DevicePiece};
 use crate::{DeviceBuffer, DeviceError, Driver, FAILED, Grid, KernelArguments, MAX_MESSAGE_BYTES, Patience};
 use crate::{LaunchProgress, TenantId, bytes};
 
