@@ -39,7 +39,7 @@ MODULES = (MODULE, "libsublet_template_python.so")
 SUFFIXES = {"cp311-abi3": ".abi3.so"}
 # The time of each file in the archive, the first that one can have: a wheel does not depend on when it was made.
 TIME, DATE = 0, 1 << 5 | 1
-# Of the format of the archive: the version that readers need, the number of Unix, and that of the method "deflate".
+# Numbers of the archive's format: the version that readers need, the system Unix, and the method "deflate".
 VERSION, UNIX, DEFLATED = 20, 3, 8
 # The strongest level of libdeflate.
 LEVEL = 12

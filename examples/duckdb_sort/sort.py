@@ -18,10 +18,11 @@ from pathlib import Path
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 KINDS = ("memory", "mount", "disk")
-SORT = """
+# The table function `range` has one row for each number; the keys are hashes of the numbers.
+ROWS = "SELECT hash(i) AS key, concat('text ', hash(i + 1), ' of row ', i) AS text FROM range({rows}) AS rows(i)"
+SORT = f"""
 SELECT count(*), sum(hash(place, key, text) % 1000003), min(key), max(key) FROM (
-    SELECT row_number() OVER (ORDER BY key, text) AS place, key, text
-    FROM (SELECT hash(i) AS key, concat('text ', hash(i + 1), ' of row ', i) AS text FROM range({rows}) AS rows(i))
+    SELECT row_number() OVER (ORDER BY key, text) AS place, key, text FROM ({ROWS})
 )
 """
 

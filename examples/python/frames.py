@@ -2,7 +2,7 @@
 
     python examples/python/frames.py [--rows N] [--shops N]
 
-The queries are the same. Of the second form, the stages are printed, too.
+The queries are the same. The example also prints the stages of the second form.
 """
 
 import argparse

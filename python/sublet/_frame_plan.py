@@ -1,7 +1,7 @@
 """Divides a query into stages at exchanges. Nothing here executes or needs Polars.
 
-What one instance computes from its own part of the rows is fused into one component: scans, filters, projections, partial aggregations,
-and joins with small inputs, which each instance reads by itself or gets as a whole (Scad, section 3.2). Rows change hands by *exchanges*: by
+Operations that one instance computes from its own part of the rows are fused into one component: scans, filters, projections, partial
+aggregations, and joins with small inputs, which each instance reads by itself or gets as a whole (Scad, section 3.2). Rows change hands by *exchanges*: by
 the hash of keys before groups and joins of large inputs, and all to one before what needs all rows in order.
 
 A fragment is a list of trees, its *parts*: the rows of the fragment are those of its parts, in their order.

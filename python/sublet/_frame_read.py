@@ -1,7 +1,8 @@
 """Reads the optimized plan of a lazy frame of Polars into the trees of `_frame_tree`.
 
 The plan is read by the interface that Polars offers to other engines (`NodeTraverser`), whose version is checked: plans of other versions
-are refused. What is read here, the planner may divide. `NotDivisible` names everything else, and such a query is executed as a whole.
+are refused. The planner may divide every operation that is read here. `NotDivisible` names any other one, and such a query is executed
+as a whole.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ class NotDivisible(Exception):
 
 
 class Source(NamedTuple):
-    """What a query reads."""
+    """Rows that a query reads: files, or a frame of this process."""
 
     #: `parquet`, `ipc` or `frame`.
     format: str
@@ -215,7 +216,7 @@ class _Reader:
         return "join", {**fields, "left_on": self._keys(seen.left_on, left), "right_on": self._keys(seen.right_on, right)}
 
     def _condition(self, condition, schema):
-        """What rows of an inner join have to fulfil besides equal keys."""
+        """The condition that rows of an inner join have to fulfil besides equal keys."""
         found = self._expression(condition.node)
         if not columns_of(found) <= set(schema):
             raise NotDivisible("a join with a condition on columns that it leaves out")

@@ -1,7 +1,7 @@
 """Reads the sources of a query for its components: the parts of files that the query needs, by the caller, which can read them.
 
-Workers have neither the caller's files nor a network. Of a Parquet file, the caller reads its footer and then all but the columns that
-no scan needs; they become the contents of a memory component. Each part of a scan puts together a file with its own groups of rows.
+Workers have neither the caller's files nor a network. The caller reads the footer of a Parquet file, and then all but the columns
+that no scan needs; they become the contents of a memory component. Each part of a scan puts together a file with its own groups of rows.
 """
 
 import http.client
@@ -150,7 +150,7 @@ def groups_of(file):
             raise ValueError("a group has less than no rows")
         end = len(MAGIC)
         for chunk in sorted((chunk for group in found for chunk in group.chunks), key=lambda chunk: chunk[1:]):
-            # What a query does not need is left out, so no other column may be there.
+            # Columns that a query does not need are left out, so no other column may be among these bytes.
             if chunk.nbytes < 0 or chunk.offset < end or chunk.offset + chunk.nbytes > file.nbytes:
                 raise ValueError("a column is outside of the file, or within another one")
             end = chunk.offset + chunk.nbytes
@@ -237,7 +237,7 @@ class _Thrift:
 
 
 class Contents:
-    """What a memory component has of the files of a source."""
+    """Parts of the files of a source that a memory component holds."""
 
     def __init__(self, source, columns):
         """Plans what to read.

@@ -192,7 +192,7 @@ def hashes():
 
 
 class Component:
-    """What a component executes: parts of a stage, or a query as a whole."""
+    """The function of a component: it executes parts of a stage, or a query as a whole."""
 
     def __init__(self, version, parts, output, slots, reads, formats, whole=None):
         self._version = version

@@ -32,9 +32,9 @@ def run(lazy, *, partitions=None, memory=None, client=None, news=None, **options
 
     Args:
         lazy: The `polars.LazyFrame`. Its sources are Parquet and Arrow files, also by URLs with http and https, and frames of this program.
-        partitions: Number of parts of large sources and exchanges; by default the number of cores of the managers' nodes.
-        memory: Memory of each worker, in bytes or as `"2GiB"`; by default 512 MiB and four times the rows of the largest part.
-        client: Client whose managers are used; by default the default client.
+        partitions: Number of parts of large sources and exchanges. The default is the number of cores of the managers' nodes.
+        memory: Memory of each worker, in bytes or as `"2GiB"`. The default is 512 MiB and four times the rows of the largest part.
+        client: Client whose managers are used. The default is the default client.
         news: Function that is called for events; see `Application.run`.
         **options: Options of `Client.deploy`, as `patience` or `keep_alive`.
 
@@ -134,7 +134,7 @@ class Query:
         except (polars.exceptions.PolarsError, TypeError, ValueError, AttributeError) as error:
             raise _errors.InvalidArgument(f"Polars cannot serialise the query, which has {self.reason}: {error}") from None
         if next(iter(plan)) in ("Sink", "SinkMultiple"):
-            raise _errors.InvalidArgument("a sink would write into files of the worker, which nobody has: write the rows that are returned")
+            raise _errors.InvalidArgument("a sink would write into files of the worker, which end with it: write the rows that are returned")
         sources = {}
         for scan in _scans(plan):
             _replace_paths(scan, sources)

@@ -13,11 +13,11 @@ RUN = Path(__file__).resolve().parents[2] / "examples" / "scad" / "run"
 MB = 1_000_000
 # Prints what a process that the rows compare with needs, by the size of what it allocates.
 MEMORY_OF_PEERS = f"""
-from measuring import alone
+import measuring
 
 if __name__ == "__main__":
     for size in (0, {64 * MB}):
-        print(alone(bytearray, size)["data_bytes"])
+        print(measuring.alone(bytearray, size)["data_bytes"])
 """
 
 

@@ -175,7 +175,7 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     if (child == 0) {
         char *own = malloc(2 * MIB);
         if (own) memset(own, 1, 2 * MIB);
-        /* Its own memory is the C library's, and can be resized. */
+        /* The child's own memory is the C library's, and can be resized. */
         char *larger = own ? realloc(own, 3 * MIB) : NULL;
         int is_good = larger && is_all((unsigned char *)larger, 1, 2 * MIB);
         free(larger), free(copy), free(text);
@@ -224,7 +224,7 @@ SUBLET_FUNCTION uint32_t mapped(void *in, uint32_t size, void *out, sublet_conte
         SHOULD(!prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, at + from, some, "some pages") && !has_named("[anon:some pages]"));
         for (size_t i = 0; i < bytes / 8; i++) ((uint64_t *)at)[i] = mixed(i);
         SHOULD(are_words(at, 0, bytes));
-        /* As if for an alignment. */
+        /* Programs that align a mapping cut both its ends off. */
         SHOULD(!munmap(at, head) && !munmap(at + bytes - tail, tail));
         SHOULD(are_words(at, head, bytes - tail));
         /* Pages of several regions, some of them whole. */

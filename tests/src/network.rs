@@ -257,7 +257,7 @@ impl Host {
         let line = line.expect("a host has an interface");
         let counts: Vec<u64> =
             line.split_whitespace().map(|count| count.parse().expect("it is a number")).collect();
-        // Of the received bytes, and of the sent ones.
+        // The first count is of received bytes, and the ninth of sent ones.
         counts[0] + counts[8]
     }
 

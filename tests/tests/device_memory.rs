@@ -183,7 +183,7 @@ fn lost_data_is_written_again_once() {
 }
 
 #[test]
-fn memory_on_a_device_is_freed_when_no_kernel_needs_it() {
+fn device_memory_is_freed_when_no_kernel_needs_it() {
     const COUNT: usize = 9;
     let platform = platform();
     // Each kernel reads what the one before it has written.
@@ -217,7 +217,7 @@ fn memory_on_a_device_is_freed_when_no_kernel_needs_it() {
 }
 
 #[test]
-fn memory_on_a_device_begins_with_no_bytes_of_the_caller() {
+fn device_memory_takes_no_initial_bytes_of_the_caller() {
     let platform = platform();
     let application = application(&platform, &marked(false));
     let contents = vec![("kept".to_owned(), b"7".to_vec())];

@@ -44,7 +44,7 @@ fn up(state: &Path) -> Command {
 #[track_caller]
 fn refused(output: &Output) -> (String, String) {
     let said = String::from_utf8_lossy(&output.stderr);
-    // What processes of the node say is beside it.
+    // Processes of the node write lines of their own beside the error.
     let line = said.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
     let error: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {said}"));
     let text = |field: &str| error["error"][field].as_str().unwrap_or_default().to_owned();

@@ -90,7 +90,7 @@ fn successor_has_its_worker_after_its_predecessor_without_preparation() {
 }
 
 #[test]
-fn second_run_within_the_window_has_the_worker_of_the_first_until_the_runner_ends() {
+fn runs_share_a_kept_worker_until_the_runner_ends() {
     let cluster = cluster();
     let access = cluster.user(TENANT);
     let client = connect(&access);
@@ -121,7 +121,7 @@ fn worker_is_given_back_after_the_window() {
 }
 
 #[test]
-fn kept_worker_yields_to_a_run_that_waits_for_its_cores() {
+fn kept_worker_yields_to_a_run_waiting_for_its_cores() {
     let cluster = cluster();
     let access = cluster.user(TENANT);
     let _runner = runner::start(&cluster, "keeper");

@@ -1,9 +1,10 @@
 //! A folder of leased memory that grows: programs that write temporary files, as databases that sort more than they have
 //! memory for, spill into the memory of other nodes.
 //!
-//! [`files`], [`extents`] and [`blocks`] decide without I/O: names, which bytes are in which block, which blocks are free.
-//! [`contents`] carries their plans out on a [`storage`] of chunks, each a lease of its own, so that the end of a node
-//! loses the bytes of its chunks and no others. [`file_system`] is the kernel's side, and [`keeper`] extends the leases.
+//! Three modules decide without I/O: [`files`] about names, [`extents`] about the blocks that hold a file's bytes, and
+//! [`blocks`] about free blocks. The module [`contents`] carries their plans out on a [`storage`] of chunks. Each chunk is
+//! a lease of its own, so that the end of a node loses the bytes of its chunks and no others. The module [`file_system`]
+//! answers the kernel, and [`keeper`] extends the leases.
 //!
 //! Invariants:
 //! - A byte is read as it was written, or as an error. Bytes that a gone node had are never 0 or those of another file.

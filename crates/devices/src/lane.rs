@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{DevicePiece, DevicePool};
+use crate::memory::{BufferPool, DevicePiece};
 use crate::{DeviceBuffer, DeviceError, Driver, FAILED, Grid, KernelArguments, MAX_MESSAGE_BYTES, Patience};
 use crate::{LaunchProgress, TenantId, bytes};
 
@@ -38,7 +38,7 @@ impl<D: Driver> LaunchOutput<'_, D> {
 /// One lane.
 pub(crate) struct Lane<D: Driver> {
     queue: D::Lane,
-    pool: Arc<DevicePool<D>>,
+    pool: Arc<BufferPool<D>>,
     staging: Option<Staging<D>>,
     word: DevicePiece<D>,
     is_word_zero: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Launch<'a, D: Driver> {
 }
 
 impl<D: Driver> Lane<D> {
-    pub fn new(pool: &Arc<DevicePool<D>>, number: usize) -> Result<Lane<D>, DeviceError> {
+    pub fn new(pool: &Arc<BufferPool<D>>, number: usize) -> Result<Lane<D>, DeviceError> {
         let queue = pool.driver.lane(number)?;
         let word = pool.take(TenantId(u64::MAX), size_of::<u32>() as u64)?;
         Ok(Lane { queue, pool: Arc::clone(pool), staging: None, word, is_word_zero: true })
@@ -202,7 +202,7 @@ impl<D: Driver> Drop for Lane<D> {
 
 /// Collects the result of a launch that has ended.
 fn collect<D: Driver>(
-    pool: &DevicePool<D>,
+    pool: &BufferPool<D>,
     queue: &D::Lane,
     staged: Option<&D::Memory>,
     written: u32,

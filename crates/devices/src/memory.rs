@@ -45,7 +45,7 @@ pub(crate) struct DevicePiece<D: Driver> {
 }
 
 /// An open device and its memory.
-pub(crate) struct DevicePool<D: Driver> {
+pub(crate) struct BufferPool<D: Driver> {
     pub driver: D,
     free: Mutex<Vec<DevicePiece<D>>>,
     /// Lane for wiping, and for copies that belong to no launch: a lane of launches may be busy.
@@ -56,11 +56,11 @@ pub(crate) struct DevicePool<D: Driver> {
     is_lost: AtomicBool,
 }
 
-impl<D: Driver> DevicePool<D> {
-    pub fn new(driver: D, most_free_bytes: u64) -> Result<DevicePool<D>, DeviceError> {
+impl<D: Driver> BufferPool<D> {
+    pub fn new(driver: D, most_free_bytes: u64) -> Result<BufferPool<D>, DeviceError> {
         let service = Mutex::new(driver.lane(driver.lanes())?);
         let (free, counters, is_lost) = (Mutex::default(), CopyCounters::default(), AtomicBool::new(false));
-        Ok(DevicePool { driver, free, service, most_free_bytes, counters, is_lost })
+        Ok(BufferPool { driver, free, service, most_free_bytes, counters, is_lost })
     }
 
     /// Takes a piece of at least `len_bytes` bytes, which contains no data of another tenant.
@@ -166,7 +166,7 @@ impl<D: Driver> DevicePool<D> {
     }
 }
 
-impl<D: Driver> Drop for DevicePool<D> {
+impl<D: Driver> Drop for BufferPool<D> {
     fn drop(&mut self) {
         let _ = self.release();
     }
@@ -187,7 +187,7 @@ fn size_class(len_bytes: u64) -> u64 {
 pub struct DeviceBuffer<D: Driver> {
     /// Present until the buffer is dropped.
     piece: Option<DevicePiece<D>>,
-    pool: Arc<DevicePool<D>>,
+    pool: Arc<BufferPool<D>>,
     tenant: TenantId,
     capacity_bytes: u32,
     pub(crate) len_bytes: u32,
@@ -195,7 +195,7 @@ pub struct DeviceBuffer<D: Driver> {
 
 impl<D: Driver> DeviceBuffer<D> {
     pub(crate) fn new(
-        pool: &Arc<DevicePool<D>>,
+        pool: &Arc<BufferPool<D>>,
         tenant: TenantId,
         capacity_bytes: u32,
     ) -> Result<Self, DeviceError> {
@@ -265,7 +265,7 @@ impl<D: Driver> DeviceBuffer<D> {
     }
 
     /// Checks that a kernel of this tenant may use the buffer, on this device.
-    pub(crate) fn check(&self, user: TenantId, pool: &Arc<DevicePool<D>>) -> Result<(), DeviceError> {
+    pub(crate) fn check(&self, user: TenantId, pool: &Arc<BufferPool<D>>) -> Result<(), DeviceError> {
         if !Arc::ptr_eq(&self.pool, pool) {
             let reason = "the buffer is of another device".into();
             return Err(DeviceError::Driver { operation: "launching", reason });

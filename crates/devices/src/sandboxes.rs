@@ -10,7 +10,7 @@ use sublet_fabric::sync::lock;
 use crate::lane::{Lane, Launch};
 use crate::loaded::{LoadedFunction, LoadedFunctions};
 use crate::making::FunctionMaker;
-use crate::memory::DevicePool;
+use crate::memory::BufferPool;
 use crate::spec::Digest;
 use crate::store::{self, ProgramStore};
 use crate::{
@@ -45,7 +45,7 @@ impl Default for CacheSettings {
 
 /// The sandboxes of one process on one device.
 pub struct DeviceSandboxes<D: Driver> {
-    pool: Arc<DevicePool<D>>,
+    pool: Arc<BufferPool<D>>,
     lanes: Vec<Mutex<Lane<D>>>,
     /// Number of the lane on which the next launch waits if all are busy.
     next_lane: AtomicUsize,
@@ -80,7 +80,7 @@ impl<D: Driver> DeviceSandboxes<D> {
         // An image that cannot be read counts as missing; errors are then reported for each function.
         let image = settings.image.as_ref().and_then(|file| store::read(file));
         let lanes = driver.lanes().clamp(1, MAX_LANES);
-        let pool = Arc::new(DevicePool::new(driver, settings.free_bytes)?);
+        let pool = Arc::new(BufferPool::new(driver, settings.free_bytes)?);
         let lanes =
             (0..lanes).map(|number| Lane::new(&pool, number).map(Mutex::new)).collect::<Result<_, _>>()?;
         Ok(DeviceSandboxes {

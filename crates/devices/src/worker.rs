@@ -26,9 +26,10 @@ use crate::{
     CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxes, Driver, DriverKind,
     LaunchInput, LaunchOutput, MAX_LANES, Patience,
 };
-use component::ResidentMemory;
+use resident::ResidentMemory;
 
 mod component;
+mod resident;
 
 /// Most bytes of its own memory that a thread keeps between calls, in each direction.
 const KEPT_BYTES: usize = 4 << 20;

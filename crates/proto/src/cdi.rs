@@ -1,8 +1,8 @@
 //! Reads specifications of the Container Device Interface (CDI), by which vendors describe what a program needs to use a
 //! device: device nodes, files, and environment variables.
 //!
-//! A specification says more than a sandbox can have. What has no meaning here is ignored only if nothing is lost by that;
-//! everything else is refused with its name. Hooks are programs of the host that would be executed for a container; a few
+//! A specification says more than a sandbox can have. A field without a meaning here is ignored only if nothing is lost by
+//! that; every other one is refused with its name. Hooks are programs of the host that would be executed for a container; a few
 //! known ones only prepare what sandboxes have anyway, and all others are refused.
 
 use std::path::{Component, Path, PathBuf};
@@ -35,11 +35,11 @@ const NEEDLESS_HOOKS: [&str; 5] =
 /// A specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CdiSpec {
-    /// Kind of its devices, as `nvidia.com/gpu`.
+    /// Kind of the devices, as `nvidia.com/gpu`.
     pub kind: String,
-    /// Its devices.
+    /// Devices that the specification describes.
     pub devices: Vec<CdiDevice>,
-    /// What programs need for each of these devices.
+    /// Edits that programs need for each of these devices.
     pub common: DeviceEdits,
 }
 
@@ -48,11 +48,11 @@ pub struct CdiSpec {
 pub struct CdiDevice {
     /// Name, unique in its kind.
     pub name: String,
-    /// What programs need for this device.
+    /// Edits that programs need for this device.
     pub edits: DeviceEdits,
 }
 
-/// What a program needs to use devices.
+/// Device nodes, files and variables that a program needs to use devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceEdits {
     /// Device nodes.
@@ -465,7 +465,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_read_as_a_path_that_leaves_its_folder(
+        fn accepts_no_path_that_leaves_its_folder(
             text in proptest::collection::vec(any::<u8>(), 0..64),
             words in proptest::collection::vec("[a-z./]{0,8}", 0..6),
         ) {

@@ -3,9 +3,10 @@
 //!
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. The modules
 //! define the rules that a schema cannot express. They cover what makes a package valid ([`package`]) or an application
-//! of several components ([`graph`]), what functions need beside it ([`needs`]), what programs need for a device ([`cdi`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
-//! ([`network`]), and what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors
-//! ([`Code`]), how untrusted text is shown ([`text`]), and which versions work together ([`version`]).
+//! of several components ([`graph`]), what functions need beside the package ([`needs`]), and what programs need for a
+//! device ([`cdi`]). They cover how a ticket is signed and checked ([`ticket`]), how a node is reached ([`network`]), and
+//! what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors ([`Code`]), how untrusted
+//! text is shown ([`text`]), and which versions work together ([`version`]).
 //!
 //! Nothing here opens a file or a socket, and every decoder takes untrusted bytes: it must answer any input with a
 //! value or an error, never with a panic. The decoders are fuzzed (`tests/fuzz-targets`).

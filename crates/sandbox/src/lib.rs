@@ -254,7 +254,7 @@ pub struct Spec {
     pub folder: Option<PathBuf>,
     /// Folders of the host that the sandbox sees beneath [`LENT_FOLDERS`].
     pub lent_folders: Vec<LentFolder>,
-    /// With [`Devices::Own`]: nodes and files of the devices that belong to the sandbox. The spawner was started with their
+    /// Nodes and files of the devices that belong to the sandbox, with [`Devices::Own`]. The spawner was started with their
     /// places.
     pub device_mounts: Vec<DeviceMount>,
     /// Connection to the outside: the program finds it as descriptor 0.

@@ -111,7 +111,7 @@ pub(crate) fn check(reserved: &DeviceReservation, package: &str, build: &Package
     )))
 }
 
-/// The environment variables of devices. Of several values of the same variable, the last one counts.
+/// The environment variables of devices. The last of several values of the same variable counts.
 pub(crate) fn variables<'devices>(devices: impl Iterator<Item = &'devices LentDevice>) -> Vec<Variable> {
     let all = devices.flat_map(|device| &device.edits.variables);
     let all: BTreeMap<_, _> = all.map(|variable| (&variable.0, &variable.1)).collect();
@@ -241,7 +241,7 @@ fn no_spec(kind: &str, folders: &[PathBuf]) -> Result<Error, Error> {
     Ok(invalid(message))
 }
 
-/// What a program needs for a device: first what all devices need.
+/// Everything that a program needs for a device: the edits that all devices share come first.
 fn together(common: &DeviceEdits, own: &DeviceEdits) -> DeviceEdits {
     let is_needed = |mount: &&ShownPath| !is_shown_anyway(mount);
     DeviceEdits {

@@ -15,7 +15,7 @@ use sublet_proto::{Code, Error};
 pub(crate) struct LentDevice {
     /// Name of the device, unique in its kind.
     pub(crate) name: String,
-    /// What a program needs to use it.
+    /// Files and variables that a program needs to use the device.
     pub(crate) edits: DeviceEdits,
 }
 

@@ -56,11 +56,11 @@ struct RenewalRound {
     silent_nodes: Vec<String>,
 }
 
-/// What follows for a lease.
+/// Outcome of an attempt to extend a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
     Extended,
-    /// It is to be tried again soon.
+    /// The next attempt follows soon.
     Failed,
     /// The lease has ended.
     Over,
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_node_is_asked_once_and_others_are_not_kept_waiting() {
+    fn asks_silent_nodes_once_and_keeps_renewing_others() {
         let mut round = RenewalRound::default();
         let mut asked = Vec::new();
         let leases = [

@@ -23,10 +23,10 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// Number of KiB that the kernel reads ahead.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Who may use a mounted folder.
+/// Rules for the use of a mounted folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MountTerms {
-    /// Whether other users may enter it.
+    /// Whether users other than the one who mounts may enter the folder.
     pub(crate) allows_others: bool,
 }
 

@@ -338,7 +338,7 @@ fn late_write_that_fails_keeps_earlier_bytes_of_its_blocks() {
 }
 
 #[test]
-fn late_write_behind_the_largest_size_leaves_nothing_after_a_cut() {
+fn late_write_beyond_the_largest_size_leaves_no_data() {
     let mut contents = contents();
     let file = create(&mut contents, "a");
     assert_eq!(contents.write_late(file, 1 << 50, &[1], NOW), Err(Errno::FBIG));

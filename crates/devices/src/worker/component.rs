@@ -13,16 +13,9 @@ use sublet_runtime::worker::engine::{CallInput, CallOutput, ErrorMessage};
 use sublet_runtime::worker::worker_run::WorkerRun;
 
 use super::KernelCaller;
+use super::resident::{ResidentMemory, resident};
 use crate::package::ONLY;
-use crate::{DeviceBuffer, DeviceError, Driver, FAILED, LaunchInput, LaunchOutput, Patience};
-
-/// A memory component on the device.
-pub(super) struct ResidentMemory<D: Driver> {
-    component: String,
-    /// Number of the content. Content of an earlier run has another one.
-    number: u64,
-    buffer: DeviceBuffer<D>,
-}
+use crate::{DeviceError, Driver, FAILED, LaunchInput, LaunchOutput, Patience};
 
 /// Memory components of a kernel.
 #[derive(Clone, Copy, Default)]
@@ -192,16 +185,6 @@ impl<D: Driver> KernelCaller<'_, D> {
             _ => Code::FunctionFailed,
         }
     }
-}
-
-/// The content of a memory component on the device.
-fn resident<'a, D: Driver>(
-    all: &'a [ResidentMemory<D>],
-    channel: &Channel,
-    number: u64,
-) -> Result<&'a DeviceBuffer<D>, Error> {
-    let is_it = |memory: &&ResidentMemory<D>| memory.component == channel.name() && memory.number == number;
-    all.iter().find(is_it).map(|memory| &memory.buffer).ok_or_else(|| channel.lost_on_device())
 }
 
 /// Largest output that a memory component takes, in bytes.

@@ -139,7 +139,7 @@ fn check_memory(
     for edge in &accesses {
         for (other, component) in graph.components.iter().enumerate() {
             let is_apart = other != edge.from && !reached[edge.from][other] && !reached[other][edge.from];
-            // Of two that access it, one message is enough.
+            // One message is enough for two components that access the memory.
             let is_named = other < edge.from && accesses.iter().any(|edge| edge.from == other);
             if is_apart && !is_named && component.compute().is_some_and(takes_worker) {
                 let (from, other) = (name(edge.from), name(other));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_takes_the_worker_and_output_for_which_memory_is_not_made() {
+    fn refuses_workers_taken_by_others_and_outputs_without_memory() {
         let on = json!({ "pu": "opencl" });
         let third = || json!({ "name": "third", "type": "compute", "package": "k", "function": "f", "resources": on });
         let write =

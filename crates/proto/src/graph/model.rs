@@ -46,7 +46,7 @@ pub struct Graph {
     pub edges: Vec<Edge>,
     /// Limits of one run's resources at a time.
     pub limits: RunLimits,
-    /// What runners do with idle workers of detached runs.
+    /// Rule by which runners keep idle workers of detached runs.
     pub warm: Warmth,
 }
 
@@ -232,12 +232,12 @@ pub struct RunLimits {
     /// Whether compute components may outgrow their own memory: what exceeds it is swapped, where that is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<bool>,
-    /// What holds swapped data; `None`: memory of nodes.
+    /// Medium that holds swapped data; `None`: memory of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_medium: Option<SwapMedium>,
 }
 
-/// What holds the swapped data of compute components.
+/// Medium that holds the swapped data of compute components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwapMedium {
@@ -254,13 +254,13 @@ impl RunLimits {
     }
 }
 
-/// What runners do with the idle workers of an application's detached runs.
+/// Rule by which runners keep the idle workers of an application's detached runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Warmth {
     /// Workers are given back when their run has ended.
     #[default]
     Off,
-    /// Workers are kept for so many seconds after a run: 1 to [`MAX_WARM_S`].
+    /// Workers are kept for this number of seconds after a run: 1 to [`MAX_WARM_S`].
     For(u32),
     /// Times follow from the arrivals of earlier runs.
     Auto,

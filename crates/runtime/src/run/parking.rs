@@ -54,7 +54,7 @@ impl Parking {
     /// Makes the application of a run that was taken use kept workers, if its graph says so.
     pub(super) fn open(&self, application: Application, taken: &RunInfo) -> (Application, Option<ParkedRun>) {
         let plan = match application.described.warm {
-            // What is kept for other graphs yields to its components, too.
+            // Workers that are kept for other graphs yield to the components of this one, too.
             Warmth::Off => {
                 return (application.keeping(Duration::ZERO, self.kept.clone(), String::new()), None);
             }

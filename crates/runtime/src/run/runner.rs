@@ -37,7 +37,7 @@ pub struct RunnerOptions {
 }
 
 impl RunnerOptions {
-    /// Options of a runner of this name, which drives so many runs at a time.
+    /// Options of a runner of this name, which drives up to `at_once` runs at a time.
     pub fn new(name: impl Into<String>, at_once: u32) -> RunnerOptions {
         RunnerOptions { name: name.into(), at_once, idle_bin: BIN }
     }

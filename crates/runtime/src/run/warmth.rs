@@ -21,7 +21,7 @@ const FEWEST: u64 = 5;
 const HEAD_PERCENT: u64 = 5;
 const TAIL_PERCENT: u64 = 99;
 
-/// What is done with the workers of a run that has ended.
+/// Times at which workers are leased and given back after the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WarmPlan {
     /// Time after the run's end at which workers are leased for the next run. Zero: they are kept from its end.
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn head_and_tail_say_when_workers_are_leased_and_until_when() {
+    fn head_and_tail_bound_the_time_of_leases() {
         let plan = histogram([30, 31, 32, 30, 31, 32]).plan();
         assert_eq!(plan.prewarm_after, minutes(27));
         assert_eq!(plan.prewarm_after + plan.keep_alive, minutes(33) * 11 / 10);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_times_lie_between_the_last_end_and_the_next_arrival() {
+    fn idle_times_span_from_last_end_to_next_arrival() {
         let minute = 60_000;
         // The second run lies within the first, and the last has not ended.
         let runs = vec![(10 * minute, 0), (0, 4 * minute), (minute, 2 * minute)];
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn periodic_runs_find_workers_that_a_fixed_time_does_not_keep() {
+    fn periodic_runs_find_workers_that_fixed_times_do_not_keep() {
         let gaps: Vec<Duration> = (0..100).map(|run| minutes(30 + run % 3)).collect();
         let (cold, wasted) = simulate(&gaps, IdleHistogram::plan);
         let (cold_fixed, wasted_fixed) = simulate(&gaps, |_| FIXED);

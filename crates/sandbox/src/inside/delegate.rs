@@ -24,7 +24,7 @@ use super::CreationPlan;
 use super::container::{UPPER, prepare};
 use super::mount_points::MountPoint;
 use super::mounts::{attach, copy};
-use super::plan::FolderMount;
+use super::plan::LentFolderMount;
 use super::root::{attach_folder, make_place};
 use crate::{FolderAccess, LENT_FOLDERS, USER};
 use shown::ContainerMount;
@@ -99,7 +99,7 @@ fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<ContainerMount>> {
         attach(mounted, &source)?;
         Ok(ContainerMount { place: Path::new("/").join(place), source, access: FolderAccess::ReadOnly })
     };
-    let attach_folder = |folder: &FolderMount| {
+    let attach_folder = |folder: &LentFolderMount| {
         let source = here.join(format!("folder-{}", folder.name));
         attach_folder(folder, &source)?;
         Ok(ContainerMount {

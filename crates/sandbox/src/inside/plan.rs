@@ -27,7 +27,7 @@ pub(crate) struct CreationPlan {
     /// Layers of the image, for a container.
     pub(super) image: Option<LayerMounts>,
     /// Folders that are lent to the sandbox.
-    pub(super) folders: Vec<FolderMount>,
+    pub(super) folders: Vec<LentFolderMount>,
     /// Nodes and files of the sandbox's own devices.
     pub(super) device_mounts: Vec<PlacedMount>,
     /// Path of the program in the sandbox.
@@ -63,7 +63,7 @@ pub(crate) struct WeakWalls {
 }
 
 /// A folder that is lent to the sandbox.
-pub(crate) struct FolderMount {
+pub(crate) struct LentFolderMount {
     /// Name of the folder beneath [`crate::LENT_FOLDERS`].
     pub(super) name: String,
     pub(super) access: FolderAccess,
@@ -114,7 +114,7 @@ impl CreationPlan {
             None => OutputTarget::Common(rustix::stdio::stderr().try_clone_to_owned()?),
         };
         let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
-        let folders = spec.lent_folders.into_iter().zip(folders).map(|(folder, mount)| FolderMount {
+        let folders = spec.lent_folders.into_iter().zip(folders).map(|(folder, mount)| LentFolderMount {
             name: folder.name,
             access: folder.access,
             mount: Some(mount),
@@ -263,7 +263,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut folder_mounts = fds.split_off(places.len() + layers).into_iter();
-    let folders = message.folders.into_iter().map(|PlannedFolder { name, writable }| FolderMount {
+    let folders = message.folders.into_iter().map(|PlannedFolder { name, writable }| LentFolderMount {
         name,
         access: if writable { FolderAccess::Write } else { FolderAccess::ReadOnly },
         mount: folder_mounts.next(),

@@ -17,7 +17,7 @@ use rustix::fs::CWD;
 use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, mount_remount, move_mount, unmount};
 
 use super::mounts::{SHARED_POINT, attach, attach_copy, copy};
-use super::plan::FolderMount;
+use super::plan::LentFolderMount;
 use super::{CreationPlan, processes};
 use crate::Devices;
 
@@ -120,7 +120,7 @@ fn mount_folders(plan: &CreationPlan) -> io::Result<()> {
 }
 
 /// Mounts a lent folder at a path where nothing is yet.
-pub(super) fn attach_folder(folder: &FolderMount, path: &Path) -> io::Result<()> {
+pub(super) fn attach_folder(folder: &LentFolderMount, path: &Path) -> io::Result<()> {
     let mount = folder.mount.as_ref().ok_or(io::ErrorKind::InvalidData)?;
     make_place(path, mount)?;
     attach(mount, path)

@@ -109,7 +109,7 @@ fn make_place(place: &DevicePlace) -> io::Result<()> {
     }
     inside.parent().map_or(Ok(()), fs::create_dir_all)?;
     match place {
-        // Nobody may open it: only what is mounted there.
+        // No process may open this file: only the device that is mounted over it.
         DevicePlace::File(_) => {
             File::options().write(true).create_new(true).mode(0o000).open(inside).map(drop)
         }
