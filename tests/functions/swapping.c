@@ -17,6 +17,12 @@
 
 #define MIB ((uint64_t)1 << 20)
 
+/* Not in the headers of every C library. */
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
+
 static uint64_t mixed(uint64_t number) {
     number = (number ^ number >> 31) * 0x9e3779b97f4a7c15u;
     return number ^ number >> 29;

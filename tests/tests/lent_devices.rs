@@ -52,17 +52,26 @@ fn configuration(folder: &Path) -> PathBuf {
     file
 }
 
-/// A cluster with a node that lends these devices, started with these arguments, too.
-fn cluster(folder: &Path, more: &[&str]) -> Cluster {
+/// A cluster with a node that lends these cores and the devices, started with these arguments, too.
+fn cluster_with(folder: &Path, lent: LentCores, more: &[&str]) -> Cluster {
     let file = configuration(folder);
     let mut cluster = Cluster::start(ClusterPlan::default());
     let config = ["--config", file.to_str().unwrap()];
-    cluster.add_agent_with(LentCores::cores(4), &[&config[..], more].concat());
+    cluster.add_agent_with(lent, &[&config[..], more].concat());
     cluster
 }
 
+/// A cluster whose node has cores for more leases than devices.
+fn cluster(folder: &Path) -> Cluster {
+    cluster_with(folder, LentCores::shared(1, 8), &[])
+}
+
+fn plain() -> Allocation {
+    Allocation::new(package("needs.c")).memory_bytes(64 * MIB).shared()
+}
+
 fn needing(kind: &str, count: u32) -> Allocation {
-    Allocation::new(package("needs.c")).memory_bytes(64 * MIB).devices(kind, count)
+    plain().devices(kind, count)
 }
 
 /// The number of the only device of a lease, which can open that and not the other.
@@ -80,15 +89,14 @@ fn only_device(client: &Invoker) -> u32 {
 #[test]
 fn each_lease_opens_its_own_device_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = cluster(folder.path(), &[]);
+    let cluster = cluster(folder.path());
     let (alice, bob) = (cluster.user("alice"), cluster.user("bob"));
     let (mut first, mut second, mut third) = (connect(&alice), connect(&bob), connect(&bob));
     first.allocate(&needing("test", 1)).unwrap();
     second.allocate(&needing("test", 1)).unwrap();
     assert_ne!(only_device(&first), only_device(&second));
     assert_fails(third.allocate(&needing("test", 1)), Code::NoCapacity, &["\"test\"", "0 of 2"]);
-    let plain = Allocation::new(package("needs.c")).memory_bytes(64 * MIB);
-    third.allocate(&plain).unwrap();
+    third.allocate(&plain()).unwrap();
     for number in 0..2 {
         let refused = call(&third, "read_file", &format!("/dev/test{number}"));
         assert_fails(refused, Code::FunctionFailed, &["Permission denied"]);
@@ -107,7 +115,7 @@ fn each_lease_opens_its_own_device_and_no_other() {
 #[test]
 fn devices_that_no_node_lends_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = cluster(folder.path(), &[]);
+    let cluster = cluster(folder.path());
     let mut client = connect(&cluster.user("alice"));
     for (asked, named) in [
         (needing("tpu", 1), "a device of the kind \"tpu\""),
@@ -128,7 +136,7 @@ fn devices_that_no_node_lends_are_refused_by_name() {
 fn function_in_python_opens_its_device() {
     let folder = tempfile::tempdir().unwrap();
     let python = sublet_tests::root().join("target/tools/python/bin/python3");
-    let cluster = cluster(folder.path(), &["--python", python.to_str().unwrap()]);
+    let cluster = cluster_with(folder.path(), LentCores::cores(2), &["--python", python.to_str().unwrap()]);
     let package = tempfile::tempdir().unwrap();
     let source = "import os\ndef read(_):\n    path = '/dev/test' + os.environ['WHICH']\n    \
                   return open(path, 'rb', 0).read(5)\n";
@@ -148,7 +156,7 @@ fn function_in_python_opens_its_device() {
 #[test]
 fn devices_are_free_after_their_agent_was_killed() {
     let folder = tempfile::tempdir().unwrap();
-    let mut cluster = cluster(folder.path(), &[]);
+    let mut cluster = cluster(folder.path());
     let mut client = connect(&cluster.user("alice"));
     client.allocate(&needing("test", 2)).unwrap();
     cluster.agents[0].kill();
