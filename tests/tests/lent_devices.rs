@@ -148,6 +148,7 @@ fn function_in_python_opens_its_device() {
     let allocation = Allocation::new(package.path().to_str().unwrap()).memory_bytes(256 * MIB);
     client.allocate(&allocation).unwrap();
     assert_eq!(call(&client, "read", "").unwrap(), "\0".repeat(5));
+    client.deallocate().unwrap();
     let mut second = connect(&cluster.user("bob"));
     let several = allocation.cores(2);
     assert_fails(second.allocate(&several), Code::InvalidArgument, &["2 workers with devices"]);
