@@ -16,7 +16,7 @@ import page  # noqa: E402: it is beside this file
 # The help texts, in the order in which their examples are run: before `deploy` there is no platform of the user.
 ORDER = [
     "completions", "manual", "fabrics", "doctor", "manager", "agent", "store", "up",
-    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "run", "logs", "bill", "package", "environment",
+    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "profile", "run", "logs", "bill", "package", "environment",
     "secret", "tenant", "token", "gc", "lease", "memory", "memory mount", "sandbox", "image", "bench",
 ]  # fmt: skip
 # Reasons for which an example may be left out, each with what it means.
@@ -51,7 +51,7 @@ LEFT_OUT = {
 NOT_RUN = {"measures": 13, "needs a running run": 1, "needs three cores": 1, "shows all options": 2}
 # Examples that are run with another help text, which has the same one.
 REPEATED = {
-    "": ["sublet up", "sublet manager", "sublet agent", "sublet runner", "sublet memory mount /tmp/spill"],
+    "": ["sublet up", "sublet manager", "sublet agent", "sublet runner", "sublet profile app.py", "sublet memory mount /tmp/spill"],
     "graph": ["sublet graph trigger app.json --files inbox"],
     "memory mount": ["sublet memory mount /tmp/spill"],
 }

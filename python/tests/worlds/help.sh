@@ -269,6 +269,29 @@ before_graph_trigger() {
     echo line >events.log
 }
 
+# An application that is worth a split.
+before_profile() {
+    cat >app.py <<'END'
+import time
+
+import sublet
+
+
+@sublet.app
+def halves(n: int):
+    table = bytearray(n)
+    time.sleep(0.2)
+    kept = bytes(table[: n // 8])
+    total = sum(kept)
+    time.sleep(0.6)
+    return len(kept) + total
+
+
+if __name__ == "__main__":
+    print(halves(8 << 20))
+END
+}
+
 before_sublet() {
     sublet call libx/f --input in --output out
 }
