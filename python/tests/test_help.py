@@ -16,7 +16,7 @@ import page  # noqa: E402: it is beside this file
 # The help texts, in the order in which their examples are run: before `deploy` there is no platform of the user.
 ORDER = [
     "completions", "manual", "fabrics", "doctor", "manager", "agent", "store", "up",
-    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "profile", "run", "logs", "bill", "package", "environment",
+    "deploy", "", "call", "ps", "pus", "graph", "graph trigger", "runner", "run", "logs", "bill", "profile", "package", "environment",
     "secret", "tenant", "token", "gc", "lease", "memory", "memory mount", "sandbox", "image", "bench",
 ]  # fmt: skip
 # Reasons for which an example may be left out, each with what it means.

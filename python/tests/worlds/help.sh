@@ -278,7 +278,7 @@ import sublet
 
 
 @sublet.app
-def halves(n: int):
+def regression(n: int):
     table = bytearray(n)
     time.sleep(0.2)
     kept = bytes(table[: n // 8])
@@ -288,7 +288,7 @@ def halves(n: int):
 
 
 if __name__ == "__main__":
-    print(halves(8 << 20))
+    print(regression(8 << 20))
 END
 }
 

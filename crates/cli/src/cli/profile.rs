@@ -14,7 +14,7 @@ Examples:
   sublet profile app.py                          run a program, and propose splits of its applications
   sublet profile --patch split.patch app.py      write the splits as a patch
   sublet profile --check app.py                  compare the prediction with a run
-  sublet profile --history halves                judge the splits of the application halves by its latest runs
+  sublet profile --history regression            judge the splits of the application regression by its latest runs
 
 The Python package `sublet` contains this command. It is executed by $SUBLET_PYTHON, or by python3 on PATH.
 `python3 -m sublet.profile --help` shows all options.";
