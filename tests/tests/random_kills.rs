@@ -1,7 +1,7 @@
 //! Processes that are killed at random while clients lease and call: workers, the processes that make sandboxes, agents, managers and
 //! clients. Nothing that was acknowledged is lost, nothing hangs, and nothing is left.
 //!
-//! `SUBLET_TEST_KILLS` says how many there are (80), and `SUBLET_TEST_SEED` repeats the choices of a run.
+//! `SUBLET_TEST_KILLS` says how many there are (200), and `SUBLET_TEST_SEED` repeats the choices of a run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ use sublet_tests::numbers::from_environment;
 use sublet_tests::platform::sublet;
 use sublet_tests::process::{children, is_alive, open_descriptors, spawner, wait_until};
 
-const KILLS: u64 = 80;
+const KILLS: u64 = 200;
 /// Kills between two looks at whether clients are still served.
 const ROUND: u64 = 20;
 const CLIENTS: usize = 3;
