@@ -13,7 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from . import _application, _client, _errors, _frame_plan, _frame_read, _frame_source, _frame_stage, _frame_tree
+from . import _application, _client, _command_line, _errors, _frame_plan, _frame_read, _frame_source, _frame_stage, _frame_tree
 from ._sizes import bytes_of
 
 __all__ = ["explain", "run"]
@@ -360,16 +360,9 @@ _EXAMPLES = "\n".join(
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """Parser whose errors have the code of an invalid command line."""
-
-    def error(self, message):
-        raise _errors.InvalidArgument(f"{message}: see `sublet frame --help`")
-
-
 def arguments_of(given):
     """Reads the command line."""
-    parser = Parser(
+    parser = _command_line.Parser(
         prog="sublet frame", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--table", metavar="NAME=PATH", action="append", default=[], help="a table of the query: a Parquet or Arrow file, or its URL")
@@ -429,15 +422,7 @@ def execute(given):
 
 
 def main(given=None):
-    given = sys.argv[1:] if given is None else given
-    try:
-        execute(arguments_of(given))
-    except _errors.Error as error:
-        if "--json" in given:
-            print(json.dumps({"error": {"code": error.code, "number": error.number, "message": str(error)}}), file=sys.stderr)
-        else:
-            print(f"error[{error.code}]: {error}", file=sys.stderr)
-        raise SystemExit(error.number or 1) from None
+    _command_line.run(lambda given: execute(arguments_of(given)), given)
 
 
 if __name__ == "__main__":

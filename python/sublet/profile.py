@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import _errors, _profile, _profile_patch, _profile_plan
+from . import _command_line, _errors, _profile, _profile_patch, _profile_plan
 from ._command import program
 
 _EXAMPLES = "\n".join(
@@ -28,13 +28,6 @@ _EXAMPLES = "\n".join(
         "NumPy's arrays and Python's own objects are measured. Memory that other libraries allocate by themselves is not.",
     ]
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser whose errors have the code of an invalid command line."""
-
-    def error(self, message):
-        raise _errors.InvalidArgument(f"{message}: see `sublet profile --help`")
 
 
 def share(text):
@@ -61,7 +54,7 @@ def seconds(text):
 
 def arguments_of(given):
     """Reads the command line."""
-    parser = Parser(
+    parser = _command_line.Parser(
         prog="sublet profile", description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--app", metavar="NAME", help="measure this application only")
@@ -298,17 +291,13 @@ def propose(given):
         print(f"wrote {given.patch}: patch -p0 < {given.patch}" if files else f"nothing is proposed, and {given.patch} is not written")
 
 
+def execute(found):
+    """Executes the command of a command line."""
+    history(found) if found.history is not None else propose(found)
+
+
 def main(given=None):
-    given = sys.argv[1:] if given is None else given
-    try:
-        found = arguments_of(given)
-        history(found) if found.history is not None else propose(found)
-    except _errors.Error as error:
-        if "--json" in given:
-            print(json.dumps({"error": {"code": error.code, "number": error.number, "message": str(error)}}), file=sys.stderr)
-        else:
-            print(f"error[{error.code}]: {error}", file=sys.stderr)
-        raise SystemExit(error.number or 1) from None
+    _command_line.run(lambda given: execute(arguments_of(given)), given)
 
 
 if __name__ == "__main__":

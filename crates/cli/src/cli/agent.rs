@@ -10,7 +10,7 @@ use sublet_agent::{Agent, AgentOptions};
 use sublet_proto::Error;
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
 
-use super::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
+use super::daemon::{self, DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use super::limits;
 use super::output::CommandOutput;
 use super::parse::{as_ms, duration, show_ns};
@@ -111,11 +111,7 @@ pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Er
     }
     settings::start_log(&settings)?;
     let options = config::agent::options(&settings)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
-    runtime.block_on(serve(options, &arguments.whom, output))
+    daemon::run(serve(options, &arguments.whom, output))
 }
 
 async fn serve(options: AgentOptions, whom: &ForWhom, output: &CommandOutput) -> Result<(), Error> {

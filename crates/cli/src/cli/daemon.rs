@@ -44,6 +44,15 @@ pub(crate) fn notify(phase: DaemonPhase) {
     }
 }
 
+/// Runs a program that waits more than it computes, on this thread.
+pub(crate) fn run(program: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
+    runtime.block_on(program)
+}
+
 /// Runs blocking work on a thread of its own, so that signals are still handled.
 pub(crate) async fn blocking<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Error> + Send + 'static,

@@ -7,7 +7,7 @@ use sublet_runtime::Access;
 use sublet_runtime::run::{Runner, RunnerNews, RunnerOptions};
 
 use super::ConnectionArguments;
-use super::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, own_node_name, stop_in_order};
+use super::daemon::{self, DaemonPhase, ForWhom, Signals, blocking, notify, own_node_name, stop_in_order};
 use super::output::CommandOutput;
 use super::parse::show_count;
 
@@ -54,11 +54,7 @@ struct RunnerReady {
 
 /// Runs until a signal.
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
-    runtime.block_on(serve(arguments, output))
+    daemon::run(serve(arguments, output))
 }
 
 async fn serve(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {

@@ -25,7 +25,8 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    DaemonPhase, ForWhom, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
+    self, DaemonPhase, ForWhom, Signals, blocking, find_spawner, find_worker, notify, own_node_name,
+    stop_in_order,
 };
 use super::limits;
 use super::output::CommandOutput;
@@ -200,11 +201,7 @@ struct UpReady {
 
 /// Runs until a signal.
 pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
-    runtime.block_on(serve(arguments, output))
+    daemon::run(serve(arguments, output))
 }
 
 async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {

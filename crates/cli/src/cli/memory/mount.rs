@@ -11,7 +11,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::{FabricChoice, MemoryPlan};
 
 use crate::cli::ConnectionArguments;
-use crate::cli::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
+use crate::cli::daemon::{self, DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use crate::cli::output::CommandOutput;
 use crate::cli::parse::{absolute, duration, fabric, pool, show_bytes, show_count, show_nano, size};
 use crate::cli::view::CostView;
@@ -180,11 +180,7 @@ struct EndedFolder {
 
 /// Serves until a signal.
 pub(super) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
-    runtime.block_on(serve(arguments, output))
+    daemon::run(serve(arguments, output))
 }
 
 async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
